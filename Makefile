@@ -32,7 +32,7 @@ endif
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
 	transaction-soak bench-chaos-checking chaos-bugs \
-	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
+	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants image test-docker build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -181,7 +181,7 @@ format: $(VENV)/.installed-dev ## Format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-NO_UNITS := tests/simulation tests/integration tests/pipeline
+NO_UNITS := tests/simulation tests/integration tests/pipeline tests/docker
 UNITS_OF_CORES := $(patsubst %,tests/unit/%,raft_meta raft_meta_core replication storage groups \
 	transactions)
 
@@ -226,6 +226,10 @@ test-pipeline-programs: $(VENV)/.installed-dev ## Of these the programs with a S
 
 test-pipeline-queries: $(VENV)/.installed-dev ## Of these all others, on one session
 	$(PYTEST) tests/pipeline $(SPARK_PROGRAMS:%=--ignore=%) --basetemp=$(VENV)/queries-tmp $(ARGS)
+
+# Outside of `test`: it wants an engine, and an image (`make image`), and skips without them.
+test-docker: $(VENV)/.installed-dev ## Run the tests that start nodes in containers
+	$(PYTEST) tests/docker $(ARGS)
 
 # Drivers, workers and brokers killed while queries write: make pipeline-crashes ROUNDS=20 SEED=7
 pipeline-crashes: $(VENV)/.installed-dev ## Kill drivers, workers and brokers under Spark's sink
@@ -300,6 +304,25 @@ proto-check: $(VENV)/.installed-dev ## Check that the committed generated code i
 
 build: $(VENV)/.installed-dev ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m hatchling build
+
+# The image of a node: make image BASE=penstock-base:bookworm. Wheels are built (or fetched) here, by
+# .venv's Python, and the build of the image fetches nothing; BASE has the same Python.
+IMAGE ?= penstock:latest
+BASE  ?= python:$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-slim-bookworm
+
+build/image/.fetched: pyproject.toml $(VENV)/.installed-dev
+	@rm -rf build/image
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation \
+		--wheel-dir build/image/wheels '.[broker]' pip
+	@touch $@
+
+image: build/image/.fetched ## Build the container image (BASE=..., IMAGE=...)
+	@rm -f build/image/wheels/penstock-*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+		--wheel-dir build/image/wheels .
+	docker build --file deploy/docker/Dockerfile --tag $(IMAGE) --build-arg BASE=$(BASE) \
+		--build-arg VERSION=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("penstock"))') \
+		--build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || echo unknown) .
 
 clean: ## Remove what was built and cached, but not .venv
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -107,6 +107,8 @@ def test_all_tests_are_run_each_in_one_part_with_temporary_files_of_its_own() ->
     called = re.findall(r"test-[a-z-]+", recipe[1])
     calls = [call for target in called for call in commands(target)]
     found = Counter(file for call in calls for file in files_of(call))
-    assert found == Counter((ROOT / "tests").rglob("test_*.py"))
+    # What wants a container engine and an image is a target of its own.
+    rest = set((ROOT / "tests").rglob("test_*.py")) - files_of(commands("test-docker")[0])
+    assert found == Counter(rest)
     places = [word for call in calls for word in call if word.startswith("--basetemp=")]
     assert len(set(places)) == len(calls)

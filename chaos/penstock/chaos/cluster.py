@@ -21,11 +21,17 @@ class Capability(StrEnum):
     """What a backend can do."""
 
     PROCESSES = "processes"
-    """Start, kill, terminate, pause and resume nodes."""
+    """Start, kill and terminate nodes."""
+    PAUSES = "pauses"
+    """Pause and resume nodes."""
+    CUTS = "cuts"
+    """Cut both directions between two nodes; other faults of links are refused."""
     LINKS = "links"
-    """Cut, slow and hold what goes from one node, or the clients, to another."""
+    """Cut and slow what goes from one node, or the clients, to another."""
+    MESSAGES = "messages"
+    """Hold messages of some names alone on a link."""
     PACKETS = "packets"
-    """Lose, double and reorder packets: a network of its own for each node, and root."""
+    """Lose, double and reorder packets: a network of its own for each node."""
     DISKS = "disks"
     """Slow, full and failing disks, syncs that fail, and writes that are lost without a sync."""
     FILES = "files"
@@ -63,7 +69,10 @@ class LinkFault:
 
 @dataclass(frozen=True, slots=True)
 class PacketFault:
-    """What becomes of a node's packets, in percent of them; see ``tc-netem``."""
+    """What becomes of the packets that a node sends, in percent of them, as with ``tc-netem``.
+
+    Each is late by ``delay_ms``, but for those that are reordered: they overtake the others.
+    """
 
     loss: float = 0.0
     duplicate: float = 0.0
@@ -110,6 +119,11 @@ class Cluster(Protocol):
         """Those whose process lives, be it paused."""
         ...
 
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """What takes part besides this process and its libraries, such as an engine."""
+        ...
+
     def start(self) -> None:
         """Start what does not run, and return when all are ready. Raises ClusterError."""
         ...
@@ -122,7 +136,7 @@ class Cluster(Protocol):
         """Return when every node serves and every partition has a leader. Raises ClusterError."""
         ...
 
-    # --- processes: Capability.PROCESSES
+    # --- processes: Capability.PROCESSES, and pauses: Capability.PAUSES
 
     def kill(self, node: int) -> None:
         """End it at once, as SIGKILL does, and return when it is gone."""
@@ -144,7 +158,7 @@ class Cluster(Protocol):
         """Have it go on."""
         ...
 
-    # --- links: Capability.LINKS, and packets: Capability.PACKETS
+    # --- links: Capability.LINKS (or CUTS alone), and MESSAGES; packets: Capability.PACKETS
 
     def set_links(self, faults: Mapping[Link, LinkFault]) -> None:
         """From now on these links do that, and all others nothing: an empty mapping heals them."""
@@ -161,7 +175,10 @@ class Cluster(Protocol):
         ...
 
     def data_directory(self, node: int) -> Path:
-        """Where it keeps everything but its settings and its log; for while it is down."""
+        """Where it keeps everything but its settings and its log.
+
+        While it runs, it may be read alone.
+        """
         ...
 
     def format(self, node: int) -> None:

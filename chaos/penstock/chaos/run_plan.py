@@ -37,6 +37,8 @@ class RunPlan:
     """The workload's own."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of what took part; filled in when it runs."""
+    backend_options: Mapping[str, str] = field(default_factory=dict)
+    """The backend's own, such as an image."""
 
     def for_workload(self) -> Plan:
         """As far as workloads are concerned."""
@@ -50,6 +52,8 @@ class RunPlan:
         words += ["--rate", f"{self.rate:g}", "--interval", f"{self.interval_s:g}"]
         if self.backend != "local":
             words += ["--backend", self.backend]
+        for name, text in self.backend_options.items():
+            words += ["--backend-set", f"{name}={text}"]
         if self.bug:
             words += ["--bug", self.bug]
         for name, value in self.options.items():

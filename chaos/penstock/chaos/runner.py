@@ -264,6 +264,8 @@ class Runner:
 
     def _replicas(self) -> list[ReplicaRecords]:
         """What each in-sync replica of each partition of clients' topics holds."""
+        if Capability.FILES not in self._cluster.capabilities:
+            return []
         self._onlooker.phase("read the replicas")
         deadline = time.monotonic() + _IN_SYNC_S
         try:

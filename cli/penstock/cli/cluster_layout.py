@@ -235,7 +235,7 @@ def _write_files(
             plan.directory, cluster.cluster_id, plan.node_id, may_found=not cluster.complete
         )
         own = _own_settings(plan, plans, tls=cluster.tls)
-        _write_node_file(plan, own, {**_defaults(len(plans)), **settings})
+        _write_node_file(plan, own, {**settings_by_size(len(plans)), **settings})
     if not cluster.complete:
         _write_cluster_file(directory, replace(cluster, complete=True))
 
@@ -351,7 +351,7 @@ def _write_cluster_file(directory: Path, cluster: _ClusterFile) -> None:
         raise DataDirectoryError(f"cannot write into {directory}: {error.strerror}") from None
 
 
-def _defaults(nodes: int) -> dict[str, str | int]:
+def settings_by_size(nodes: int) -> dict[str, str | int]:
     """Settings that follow from the number of nodes."""
     if nodes >= _USUAL_REPLICATION:
         return {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 
-from penstock.cli.cluster_layout import NodePlan
 from penstock.raft_meta.exposure import TlsFiles
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
 from penstock.wire.transport import CHANNEL_OPTIONS
@@ -15,7 +14,21 @@ from penstock.wire.transport import CHANNEL_OPTIONS
 _CALL_SECONDS: Final = 2.0
 
 
-def describe_unready(plans: Sequence[NodePlan], tls: TlsFiles | None = None) -> str:
+class Listening(Protocol):
+    """A node, as far as it can be asked."""
+
+    @property
+    def node_id(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where its broker listens."""
+        ...
+
+
+def describe_unready(plans: Sequence[Listening], tls: TlsFiles | None = None) -> str:
     """What the cluster still lacks, in words; empty when every broker sees it whole.
 
     Every broker is asked, not one: each serves from its own copy of the metadata.
@@ -37,7 +50,7 @@ def describe_unready(plans: Sequence[NodePlan], tls: TlsFiles | None = None) -> 
     return ""
 
 
-def is_serving(plan: NodePlan, tls: TlsFiles | None = None) -> bool:
+def is_serving(plan: Listening, tls: TlsFiles | None = None) -> bool:
     """Whether the broker itself says that it serves clients."""
     # Comes with what nodes need: whoever lacks it is told so before this is reached.
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415 - as said above.
@@ -52,7 +65,7 @@ def is_serving(plan: NodePlan, tls: TlsFiles | None = None) -> bool:
 
 
 def describe_cluster(
-    plan: NodePlan, tls: TlsFiles | None = None
+    plan: Listening, tls: TlsFiles | None = None
 ) -> metadata_pb2.DescribeClusterResponse | None:
     """One broker's picture of the cluster; None when it does not answer."""
     with _channel(plan, tls) as channel:
@@ -65,7 +78,7 @@ def describe_cluster(
             return None
 
 
-def _channel(plan: NodePlan, tls: TlsFiles | None) -> grpc.Channel:
+def _channel(plan: Listening, tls: TlsFiles | None) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(plan.address, options=CHANNEL_OPTIONS)
     credentials = grpc.ssl_channel_credentials(

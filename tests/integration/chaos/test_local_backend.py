@@ -110,7 +110,10 @@ def isolated(backend: LocalBackend, node: int) -> dict[Link, LinkFault]:
 def test_it_can_do_what_it_says(backend: LocalBackend) -> None:
     assert backend.capabilities == {
         Capability.PROCESSES,
+        Capability.PAUSES,
+        Capability.CUTS,
         Capability.LINKS,
+        Capability.MESSAGES,
         Capability.DISKS,
         Capability.FILES,
         Capability.LIMITS,

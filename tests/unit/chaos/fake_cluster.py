@@ -12,8 +12,9 @@ from penstock.chaos.errors import ClusterError
 class FakeCluster:
     """Three nodes that are up, and a list of what happened (``penstock.chaos.cluster.Cluster``)."""
 
-    capabilities = frozenset({Capability.PROCESSES})
+    capabilities = frozenset({Capability.PROCESSES, Capability.PAUSES})
     bootstrap = "127.0.0.1:1"
+    versions: Mapping[str, str] = {}
 
     def __init__(self, nodes: int = 3) -> None:
         self.nodes: Sequence[int] = list(range(1, nodes + 1))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.chaos.errors import ClusterError
+from penstock.chaos.errors import ClusterError, PlanError
 from penstock.chaos.judging import Judgement, write_judgement
 from penstock.chaos.live import Status
 from penstock.chaos.nemeses import Fault, ScheduledFault
@@ -198,6 +198,25 @@ def test_the_matrix_is_as_good_as_its_worst_cell(
         ("pause", "true"),
         ("kill", of_kill.value),
     ]
+
+
+def test_the_matrix_leaves_out_what_cannot_be_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ending(plan: RunPlan, _: Sequence[ScheduledFault] | None) -> Judgement:
+        if plan.nemesis == "lossy":
+            raise PlanError("the nemesis lossy needs packets, which the backend local has not here")
+        return Judgement([verdict(Valid.TRUE)])
+
+    stage(monkeypatch, ending)
+    done = chaos("matrix", "--out", tmp_path, "--output", "json")
+    assert done.exit_code == 0
+    cells = {one["nemesis"]: one for one in map(json.loads, done.stdout.splitlines())}
+    assert cells["lossy"]["verdict"] == "left out"
+    assert "needs packets" in cells["lossy"]["what"]
+    assert cells["kill"]["verdict"] == "true"
+    # Who names it wants it.
+    assert chaos("matrix", "--nemesis", "kill,lossy", "--out", tmp_path).exit_code == 3
 
 
 def test_the_matrix_goes_on_after_a_cell_that_never_ran(

@@ -12,7 +12,7 @@ from penstock.chaos.errors import FaultError
 from penstock.chaos.nemeses import Fault, Scene
 from penstock.chaos.nemeses.partitions import LINKS, ONE_BY_ROLE, between, shown
 
-_LINKS_AND_PROCESSES: Final = LINKS | {Capability.PROCESSES}
+_MESSAGES: Final = LINKS | {Capability.MESSAGES}
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +68,7 @@ class LateMessages:
     targets: Sequence[str]
     restarts: bool = False
     """Kill and start the struck node, since without that there are no such messages."""
-    needs: frozenset[Capability] = LINKS
+    needs: frozenset[Capability] = _MESSAGES
 
     def plan(self, random: Random, nodes: int) -> Fault:
         """Whose, and how late."""
@@ -119,7 +119,7 @@ LATE_ISR_CHANGES: Final = LateMessages(
     ("AlterPartition",),
     ("random", "a leader"),
     restarts=True,
-    needs=_LINKS_AND_PROCESSES,
+    needs=_MESSAGES | {Capability.PROCESSES},
 )
 LATE_HEARTBEATS: Final = LateMessages(
     "late-heartbeats",

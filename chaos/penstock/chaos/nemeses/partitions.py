@@ -14,6 +14,8 @@ from penstock.chaos.errors import FaultError
 from penstock.chaos.nemeses import Fault, Scene
 
 LINKS: Final = frozenset({Capability.LINKS})
+_CUTS: Final = frozenset({Capability.CUTS})
+"""Of those that cut links between nodes alone, and both ways."""
 CUT: Final = LinkFault(cut=True)
 ONE_BY_ROLE: Final = ("a leader", "a leader", "the active controller", "random")
 """Whom faults of one node strike; a role that stands here twice is struck twice as often."""
@@ -135,13 +137,24 @@ ISOLATE: Final = Partition(
     "isolate", "one node by role hears nobody, and nobody hears it: nodes and clients", _isolated
 )
 HALVES: Final = Partition(
-    "halves", "two halves of the nodes do not hear each other; clients reach both", _halved
+    "halves",
+    "two halves of the nodes do not hear each other; clients reach both",
+    _halved,
+    needs=_CUTS,
 )
 BRIDGE: Final = Partition(
-    "bridge", "two halves of the nodes hear each other through one node alone", _bridged, _MANY
+    "bridge",
+    "two halves of the nodes hear each other through one node alone",
+    _bridged,
+    _MANY,
+    needs=_CUTS,
 )
 MAJORITIES_RING: Final = Partition(
-    "majorities-ring", "each node hears a majority, and no two the same one", _in_a_ring, _MANY
+    "majorities-ring",
+    "each node hears a majority, and no two the same one",
+    _in_a_ring,
+    _MANY,
+    needs=_CUTS,
 )
 ONE_WAY: Final = Partition(
     "one-way",
@@ -162,7 +175,7 @@ class SwizzleClog:
 
     name = "swizzle-clog"
     summary = "isolate nodes one after the other, and heal them in another order"
-    needs = LINKS
+    needs = _CUTS
 
     def plan(self, random: Random, nodes: int) -> Fault:
         """How many, and for how long there is a pause between two."""

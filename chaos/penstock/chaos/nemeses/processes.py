@@ -74,6 +74,7 @@ PAUSE: Final = Strike(
     _SEVERAL_NOW_AND_THEN,
     lambda cluster, node: cluster.pause(node),
     lambda cluster, node: cluster.resume(node),
+    _PROCESSES | {Capability.PAUSES},
 )
 
 

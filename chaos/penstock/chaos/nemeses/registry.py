@@ -14,6 +14,7 @@ from penstock.chaos.nemeses.families import Family
 from penstock.chaos.nemeses.limits import LIMITS
 from penstock.chaos.nemeses.membership import MEMBERSHIP
 from penstock.chaos.nemeses.network import NETWORK
+from penstock.chaos.nemeses.packets import PACKETS
 from penstock.chaos.nemeses.partitions import PARTITIONS
 from penstock.chaos.nemeses.processes import KILL, PAUSE, TERM, Quiet, Rolling, Storm, Together
 
@@ -29,15 +30,19 @@ _FAMILIES: Final = (
 USUAL: Final[Mapping[str, Nemesis]] = {
     one.name: one for one in (KILL, TERM, PAUSE, Storm(), Rolling(), *_FAMILIES, Quiet())
 }
-"""Those that draw from all there are: families in place of their members."""
+"""Those that every cell of a matrix has: families in place of their members."""
 
 NEMESES: Final[Mapping[str, Nemesis]] = {
     **USUAL,
     **{name: member for family in _FAMILIES for name, member in family.members.items()},
+    **{one.name: one for one in PACKETS},
 }
 """All of them."""
 
-_ONE_AT_A_TIME: Final = Capability.LINKS
+_ONE_AT_A_TIME: Final = {
+    "links": {Capability.CUTS, Capability.LINKS},
+    "packets": {Capability.PACKETS},
+}
 """What a backend is told of as a whole: the second nemesis would undo what the first has broken."""
 
 
@@ -53,12 +58,13 @@ def find_nemesis(name: str) -> Nemesis:
     if len(set(names)) < len(names):
         raise PlanError(f"{name} names a nemesis twice; next: name each once")
     parts = [NEMESES[one] for one in names]
-    of_links = [part.name for part in parts if _ONE_AT_A_TIME in part.needs]
-    if len(of_links) > 1:
-        raise PlanError(
-            f"{' and '.join(of_links)} break links, and the one that begins later would heal those "
-            "of the other; next: join them with a comma, by turns"
-        )
+    for what, by in _ONE_AT_A_TIME.items():
+        breaking = [part.name for part in parts if part.needs & by]
+        if len(breaking) > 1:
+            raise PlanError(
+                f"{' and '.join(breaking)} break {what}, and the one that begins later "
+                "would heal those of the other; next: join them with a comma, by turns"
+            )
     return parts[0] if len(parts) == 1 else Together(parts)
 
 

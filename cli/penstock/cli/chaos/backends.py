@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from penstock.chaos.cluster import Cluster
+    from penstock.chaos.cluster import Capability, Cluster
     from penstock.chaos.nemeses import ScheduledFault
     from penstock.chaos.run_plan import RunPlan
-    from penstock.cli.cluster_layout import NodePlan
 
 CLUSTER_DIRECTORY: Final = "cluster"
+_BUGGED_NODE: Final = "penstock.cli.chaos.bugged_node"
 
 
 class Backend(enum.StrEnum):
     """Where nodes run."""
 
     LOCAL = "local"
+    DOCKER = "docker"
+    KUBERNETES = "kubernetes"
 
 
 def make_cluster(plan: RunPlan, directory: Path, faults: Sequence[ScheduledFault]) -> Cluster:
@@ -28,26 +30,119 @@ def make_cluster(plan: RunPlan, directory: Path, faults: Sequence[ScheduledFault
 
     It has the facilities that the faults need, and is not slowed down by others.
     """
+    from penstock.chaos.runner import needs_of  # noqa: PLC0415 - not for --help.
+
+    if plan.bug:
+        _check_bug(plan.bug)
+    makers = {
+        Backend.LOCAL: _local,
+        Backend.DOCKER: _docker,
+        Backend.KUBERNETES: _kubernetes,
+    }
+    return makers[Backend(plan.backend)](plan, directory / CLUSTER_DIRECTORY, needs_of(faults))
+
+
+def _local(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
     from penstock.chaos.cluster import Capability  # noqa: PLC0415 - not for --help.
-    from penstock.chaos.runner import needs_of  # noqa: PLC0415 - as above.
     from penstock.cli.chaos.local_backend import LocalBackend  # noqa: PLC0415 - as above.
 
-    needs = needs_of(faults)
+    _options(plan, {})
+    bugged = [sys.executable, "-m", _BUGGED_NODE, plan.bug]
     return LocalBackend(
-        directory / CLUSTER_DIRECTORY,
+        directory,
         plan.nodes,
-        node_command=_bugged(plan.bug) if plan.bug else None,
-        links=Capability.LINKS in needs,
+        node_command=(lambda node: [*bugged, "--config", str(node.config_path)])
+        if plan.bug
+        else None,
+        links=bool(needs & {Capability.CUTS, Capability.LINKS, Capability.MESSAGES}),
         disks=Capability.DISKS in needs,
         seed=plan.seed,
     )
 
 
-def _bugged(bug: str) -> Callable[[NodePlan], list[str]]:
+def _docker(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
+    from penstock.chaos.backends.containers import DockerEngine  # noqa: PLC0415 - not for --help.
+    from penstock.chaos.cluster import Capability  # noqa: PLC0415 - as above.
+    from penstock.chaos.errors import PlanError  # noqa: PLC0415 - as above.
+    from penstock.cli.chaos.docker_backend import (  # noqa: PLC0415 - as above.
+        DEFAULT_IMAGE,
+        DockerBackend,
+    )
+
+    options = _options(plan, {"image": DEFAULT_IMAGE})
+    breaks_network = bool(needs & {Capability.CUTS, Capability.LINKS, Capability.PACKETS})
+    engine = DockerEngine()
+    try:
+        made = DockerBackend(
+            directory,
+            plan.nodes,
+            engine,
+            image=options["image"],
+            entrypoint=["python", "-m", _BUGGED_NODE, plan.bug] if plan.bug else None,
+            breaks_network=breaks_network,
+            seed=plan.seed,
+        )
+        if breaks_network and made.why_no_network:
+            raise PlanError(
+                f"the network of containers cannot be broken here: {made.why_no_network}; next: "
+                "take an image with iptables and a kernel with nfnetlink_queue (see "
+                "docs/operating/docker.md), or leave these nemeses out"
+            )
+    except BaseException:
+        engine.close()
+        raise
+    return made
+
+
+def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
+    from penstock.chaos.backends.kube_api import (  # noqa: PLC0415 - not for --help.
+        KubeApi,
+        api_within,
+    )
+    from penstock.chaos.errors import PlanError  # noqa: PLC0415 - as above.
+    from penstock.cli.chaos.kubernetes_backend import (  # noqa: PLC0415 - as above.
+        KubernetesBackend,
+    )
+
+    known = {
+        "api": "",
+        "bootstrap": "",
+        "first-id": "1",
+        "namespace": "default",
+        "selector": "app.kubernetes.io/name=penstock",
+    }
+    options = _options(plan, known)
+    if plan.bug:
+        raise PlanError("the nodes run already, without a bug; next: take local or docker")
+    if not options["bootstrap"]:
+        raise PlanError("where do clients begin? next: name --backend-set bootstrap=HOST:PORT")
+    if not options["first-id"].isdigit():
+        raise PlanError(f"first-id={options['first-id']!r} is no number; next: name one")
+    return KubernetesBackend(
+        directory,
+        plan.nodes,
+        KubeApi(options["api"]) if options["api"] else api_within(),
+        bootstrap=options["bootstrap"],
+        namespace=options["namespace"],
+        selector=options["selector"],
+        first_id=int(options["first-id"]),
+    )
+
+
+def _options(plan: RunPlan, known: Mapping[str, str]) -> dict[str, str]:
+    """What the backend is told, over what it takes by itself. Raises PlanError."""
+    from penstock.chaos.errors import PlanError  # noqa: PLC0415 - not for --help.
+
+    for name in plan.backend_options:
+        if name not in known:
+            there = f"take of {', '.join(sorted(known))}" if known else "leave it out"
+            raise PlanError(f"the backend {plan.backend} has no option {name!r}; next: {there}")
+    return {**known, **plan.backend_options}
+
+
+def _check_bug(bug: str) -> None:
     from penstock.chaos.errors import PlanError  # noqa: PLC0415 - not for --help.
     from penstock.chaos.simulator.bugs import BUGS  # noqa: PLC0415 - it imports all cores.
 
     if bug not in BUGS:
         raise PlanError(f"there is no known bug {bug!r}; next: `penstock chaos list` shows them")
-    module = "penstock.cli.chaos.bugged_node"
-    return lambda plan: [sys.executable, "-m", module, bug, "--config", str(plan.config_path)]

@@ -70,10 +70,10 @@ def carry_out(
     from penstock.chaos.runner import Runner, check_plan, plan_faults  # noqa: PLC0415 - it imports gRPC.
     from penstock.chaos.stored_run import report_stored  # noqa: PLC0415 - as above.
 
-    plan = replace(plan, versions=versions())
     check_plan(plan)
     faults = plan_faults(plan) if faults is None else faults
     cluster = make_cluster(plan, directory, faults)
+    plan = replace(plan, versions={**versions(), **cluster.versions})
     runner = Runner(plan, cluster, directory, faults=faults, onlooker=onlooker, stop=stop.event)
     outcome = runner.run()
     if outcome.valid.value == "true" and not keep_data:

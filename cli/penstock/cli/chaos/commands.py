@@ -86,6 +86,12 @@ def run(
     backend: Annotated[
         Backend, typer.Option("--backend", help="Where the nodes run.")
     ] = Backend.LOCAL,
+    backend_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend-set", metavar="KEY=VALUE", help="An option of the backend, such as image."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -150,7 +156,8 @@ def run(
             recovery,
             backend.value,
             bug,
-            _pairs(options or []),
+            _pairs("--set", options or []),
+            backend_options=_pairs("--backend-set", backend_options or []),
         )
         directory = out or new_directory(RUNS, [workload, nemesis, f"seed{plan.seed}"])
         _refuse_filled(directory)
@@ -178,10 +185,10 @@ def _run(
     raise typer.Exit(status)
 
 
-def _pairs(texts: list[str]) -> dict[str, str]:
+def _pairs(option: str, texts: list[str]) -> dict[str, str]:
     for text in texts:
         if "=" not in text:
-            raise typer.BadParameter(f"--set {text}: KEY=VALUE is wanted")
+            raise typer.BadParameter(f"{option} {text}: KEY=VALUE is wanted")
     return dict(text.split("=", 1) for text in texts)
 
 

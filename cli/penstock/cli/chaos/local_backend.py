@@ -15,8 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from penstock.broker.datadir import format_directory
 from penstock.chaos.backends import preload, processes
 from penstock.chaos.backends.relay import Route
@@ -31,6 +29,7 @@ from penstock.chaos.cluster import (
     PacketFault,
 )
 from penstock.chaos.errors import ClusterError, FaultError
+from penstock.cli.chaos.whole import describe_unwhole
 from penstock.cli.cluster_layout import (
     HOST,
     ClusterLayout,
@@ -40,10 +39,7 @@ from penstock.cli.cluster_layout import (
     prepare_layout,
 )
 from penstock.cli.local_cluster import LocalCluster, read_tail
-from penstock.cli.readiness import describe_cluster, describe_unready
-from penstock.v1 import metadata_pb2, metadata_pb2_grpc
 from penstock.wire.errors import PenstockError
-from penstock.wire.transport import CHANNEL_OPTIONS
 
 RELAY_HOST: Final = "127.0.0.2"
 """Where nodes are reached, through the relay. The same ports of 127.0.0.1 are the nodes' own."""
@@ -54,7 +50,6 @@ FRAMES_CALL: Final = "/penstock.v1.Replication/Fetch"
 """What goes over a connection in frames, by the name that it has in gRPC."""
 _POLL_S: Final = 0.05
 _TAIL_LINES: Final = 20
-_ASK_S: Final = 2.0
 
 
 class LocalBackend:
@@ -124,11 +119,11 @@ class LocalBackend:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What of the following it can do."""
-        found = {Capability.PROCESSES, Capability.FILES}
+        found = {Capability.PROCESSES, Capability.PAUSES, Capability.FILES}
         if sys.platform.startswith("linux"):
             found.add(Capability.LIMITS)
         if self._has_links:
-            found.add(Capability.LINKS)
+            found |= {Capability.CUTS, Capability.LINKS, Capability.MESSAGES}
         if self._preloads:
             found.add(Capability.DISKS)
         return frozenset(found)
@@ -147,6 +142,11 @@ class LocalBackend:
     def running(self) -> Sequence[int]:
         """Those whose process lives, be it paused."""
         return self._cluster.running
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Nothing besides what runs this process."""
+        return {}
 
     @property
     def relay_pid(self) -> int | None:
@@ -201,41 +201,7 @@ class LocalBackend:
                 raise ClusterError(
                     f"node {node} is down; the end of {log}:\n{read_tail(log, _TAIL_LINES)}"
                 )
-        return (
-            describe_unready(self._layout.plans)
-            or self._describe_strangers()
-            or self._describe_leaderless()
-        )
-
-    def _describe_strangers(self) -> str:
-        """Another cluster's node may have taken a port before ours, which ends only later."""
-        for plan in self._layout.plans:
-            answer = describe_cluster(plan)
-            if answer is None or answer.cluster_id != self._layout.cluster_id:
-                return f"a node of another cluster, or none, answers at {plan.address}"
-        return ""
-
-    def _describe_leaderless(self) -> str:
-        for plan in self._layout.plans:
-            with grpc.insecure_channel(plan.address, options=CHANNEL_OPTIONS) as channel:
-                request = metadata_pb2.DescribeTopicsRequest(all_topics=True, include_internal=True)
-                try:
-                    answer = metadata_pb2_grpc.MetadataStub(channel).DescribeTopics(
-                        request, timeout=_ASK_S
-                    )
-                except grpc.RpcError:
-                    return f"node {plan.node_id} does not answer at {plan.address}"
-            if answer.cluster_id != self._layout.cluster_id:
-                raise ClusterError(
-                    f"another cluster answers at {plan.address}, where node {plan.node_id} was to; "
-                    "next: run it again, and not beside another one that begins just then"
-                )
-            for topic in answer.topics:
-                for found in topic.partitions:
-                    if found.leader < 0:
-                        name = f"{topic.name}-{found.partition}"
-                        return f"node {plan.node_id} knows no leader of {name}"
-        return ""
+        return describe_unwhole(self._layout.plans, self._layout.cluster_id)
 
     # --- processes
 

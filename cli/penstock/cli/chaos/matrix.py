@@ -19,6 +19,8 @@ from penstock.cli.settings import Output, resolve
 if TYPE_CHECKING:
     from penstock.chaos.run_plan import RunPlan
 
+LEFT_OUT: Final = "left out"
+"""The verdict of a nemesis whose fault the backend has not."""
 _RUNS: Final = Path("chaos-runs")
 
 
@@ -66,8 +68,9 @@ def matrix(
 ) -> None:
     """Run every workload under every nemesis for a short time, and print a table.
 
-    Exit status: 1 where a promise was broken in one of the runs, else 3 where one could not be
-    judged, else 0. Ctrl-C ends the run that is under way and shows those that were.
+    A nemesis that nobody named, and that cannot be here, is left out. Exit status: 1 where a
+    promise was broken in one of the runs, else 3 where one could not be judged, else 0. Ctrl-C ends
+    the run that is under way and shows those that were.
     """
     require_broker()
     settings = resolve(ctx, None, output)
@@ -99,7 +102,7 @@ def matrix(
         )
     if stop.event.is_set():
         raise typer.Exit(interrupted_status(stop))
-    verdicts = {one.verdict for one in cells}
+    verdicts = {one.verdict for one in cells} - (set() if nemeses else {LEFT_OUT})
     if "false" in verdicts:
         raise typer.Exit(1)
     raise typer.Exit(0 if verdicts == {"true"} else EXIT_UNKNOWN)
@@ -119,7 +122,7 @@ def _cell(plan: RunPlan, directory: Path, stop: StopRequest) -> Cell:
     except PlanError as error:
         if "has not here" not in str(error):
             raise
-        return Cell(plan.workload, plan.nemesis, "unknown", 0, str(error), "")
+        return Cell(plan.workload, plan.nemesis, LEFT_OUT, 0, str(error), "")
     except ChaosError as error:
         return Cell(plan.workload, plan.nemesis, "unknown", 0, str(error), str(directory))
     what = ", ".join(
