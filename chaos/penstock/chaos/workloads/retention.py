@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.chaos.workloads import Client, ClientSpec, Plan, Surroundings
 from penstock.chaos.workloads.append import Choices, Producer, Reader, option
-from penstock.client import AdminClient, AsyncAdminClient, AsyncConsumer, PenstockError
+from penstock.client import (
+    AdminClient,
+    AsyncAdminClient,
+    AsyncConsumer,
+    OffsetAndTimestamp,
+    PenstockError,
+    TopicPartition,
+)
 
 if TYPE_CHECKING:
     from penstock.chaos.checkers import Checker
@@ -159,8 +166,10 @@ class _LateReader(Reader):
         await self.read_all()
 
     async def _keep_all(self) -> None:
-        settings = {"client_id": self._surroundings.spec.process, "default_api_timeout_ms": 5_000}
-        async with AsyncAdminClient(self._surroundings.bootstrap, **settings) as admin:
+        name = self._surroundings.spec.process
+        async with AsyncAdminClient(
+            self._surroundings.bootstrap, client_id=name, default_api_timeout_ms=5_000
+        ) as admin:
             kept = {"retention.ms": -1, "retention.bytes": -1}
             while True:
                 try:
@@ -168,7 +177,7 @@ class _LateReader(Reader):
                     break
                 except PenstockError:
                     await asyncio.sleep(_PAUSE_S)
-            starts: Mapping[object, object] = {}
+            starts: dict[TopicPartition, OffsetAndTimestamp] = {}
             since = time.monotonic()
             while time.monotonic() - since < _STANDING_S:
                 await asyncio.sleep(_PAUSE_S)
