@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.chaos.checkers import Checker, Evidence, ReplicaRecords
+from penstock.chaos.checkers.registry import Settings, judge, left_out
 from penstock.chaos.checkers.registry import common as all_common
-from penstock.chaos.checkers.registry import judge, left_out
 from penstock.chaos.cluster import Capability, Cluster
 from penstock.chaos.errors import ChaosError, ClusterError
 from penstock.chaos.evidence import ProcessSampler, crash_lines, read_replica, write_evidence
@@ -31,12 +31,12 @@ from penstock.chaos.verdict import Anomaly, Valid, Verdict
 from penstock.chaos.watermarks import WatermarkWatcher
 from penstock.chaos.worker import WorkerSpec
 from penstock.chaos.workers import WORKER_COMMAND, Workers
-from penstock.chaos.workloads import ClientSpec, Workload
+from penstock.chaos.workloads import ClientSpec, TunesCheckers, Workload
 from penstock.chaos.workloads.registry import find_workload
 from penstock.client import AdminClient, OffsetSpec, PenstockError, TopicPartition
 
-Common = Callable[[Evidence], Sequence[Checker]]
-"""What makes the checkers that judge every run, of its evidence."""
+Common = Callable[[Evidence, Settings], Sequence[Checker]]
+"""What makes the checkers that judge every run, of its evidence and its workload's settings."""
 
 HISTORY_FILE: Final = "history.jsonl"
 SCHEDULE_FILE: Final = "schedule.json"
@@ -352,7 +352,7 @@ def conclude(
     judges = find_workload(plan.workload).checkers(plan.for_workload())
     verdicts = judge(judges, history, evidence)
     not_judged = dict(left_out(evidence))
-    for verdict in judge(common(evidence), history, evidence):
+    for verdict in judge(common(evidence, _settings(plan)), history, evidence):
         # What had nothing to look at, such as a trend between faults that never left off, casts no
         # doubt on what the run was about.
         if verdict.valid is Valid.UNKNOWN and not verdict.looked_at:
@@ -364,7 +364,15 @@ def conclude(
 
 def checkers_of(plan: RunPlan, evidence: Evidence, common: Common = all_common) -> list[Checker]:
     """All that judge runs of a plan: the workload's, and the common ones."""
-    return [*find_workload(plan.workload).checkers(plan.for_workload()), *common(evidence)]
+    own = find_workload(plan.workload).checkers(plan.for_workload())
+    return [*own, *common(evidence, _settings(plan))]
+
+
+def _settings(plan: RunPlan) -> Settings:
+    workload = find_workload(plan.workload)
+    if isinstance(workload, TunesCheckers):
+        return workload.settings(plan.for_workload())
+    return Settings()
 
 
 def check_plan(plan: RunPlan) -> None:

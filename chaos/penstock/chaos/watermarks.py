@@ -15,6 +15,7 @@ import grpc
 from penstock.chaos.evidence import Watcher
 from penstock.v1 import log_pb2, log_pb2_grpc, metadata_pb2, metadata_pb2_grpc
 from penstock.v1.common_pb2 import TopicPartition
+from penstock.wire.ids import format_topic_id
 from penstock.wire.transport import CHANNEL_OPTIONS
 
 _EVERY_S: Final = 0.5
@@ -80,7 +81,7 @@ class WatermarkWatcher(Watcher):
             None,
         )
         led = [
-            (node, topic.name, one.partition, one.leader_epoch)
+            (node, topic, one.partition, one.leader_epoch)
             for topic in topics.topics
             if not topic.internal
             for one in topic.partitions
@@ -91,7 +92,9 @@ class WatermarkWatcher(Watcher):
         request = log_pb2.ListOffsetsRequest(
             partitions=[
                 log_pb2.ListOffsetsPartition(
-                    partition=TopicPartition(topic=topic, partition=partition),
+                    partition=TopicPartition(
+                        topic=topic.name, partition=partition, topic_id=topic.topic_id
+                    ),
                     timestamp_ms=which,
                     current_leader_epoch=epoch,
                 )
@@ -114,7 +117,8 @@ class WatermarkWatcher(Watcher):
                     "t": t,
                     "asked_t": asked_t,
                     "node": node,
-                    "topic": topic,
+                    "topic": topic.name,
+                    "topic_id": format_topic_id(topic.topic_id),
                     "partition": partition,
                     "leader_epoch": epoch,
                     "high_watermark": end.offset,

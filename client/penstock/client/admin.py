@@ -97,13 +97,14 @@ class AdminClient:
             validate_only=validate_only,
         )
 
-    def delete_topic(self, name: str) -> None:
+    def delete_topic(self, name: str, *, topic_id: str | None = None) -> None:
         """Delete a topic with its records. Raises UnknownTopicOrPartitionError.
 
         The topic that has the name now, by its id: one that is made under the name meanwhile is
-        left alone, even where the request has to be repeated.
+        left alone, even where the request has to be repeated. With ``topic_id``, as
+        ``create_topic`` and ``describe_topics`` tell it, only the topic of that id.
         """
-        self._run(self._client.delete_topic, name)
+        self._run(self._client.delete_topic, name, topic_id=topic_id)
 
     def list_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
         """Every topic, by name."""

@@ -104,15 +104,18 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin, TransactionAdmin):
             replicas=tuple(tuple(entry.replicas) for entry in result.replica_assignments),
         )
 
-    async def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, name: str, *, topic_id: str | None = None) -> None:
         """Delete a topic with its records. See ``AdminClient.delete_topic``."""
-        [found] = await self.describe_topics([arguments.topic(name, "name")])
+        name = arguments.topic(name, "name")
+        if topic_id is None:
+            [found] = await self.describe_topics([name])
+            topic_id = found.topic_id
         request = admin_pb2.DeleteTopicsRequest(
-            names=[name], topic_ids=[uuid.UUID(found.topic_id).bytes]
+            names=[name], topic_ids=[arguments.topic_id(topic_id)]
         )
 
         async def is_gone(error: PenstockError) -> bool:
-            return isinstance(error, UnknownTopicOrPartitionError)  # It was there above.
+            return isinstance(error, UnknownTopicOrPartitionError)  # It was there before.
 
         await self._ask(
             "DeleteTopics",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import re
 import reprlib
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -121,6 +122,15 @@ def topic(value: Any, name: str = "topic") -> str:
     found = text(name, value, "a topic's name")
     check_topic_name(found)
     return found
+
+
+def topic_id(value: object, name: str = "topic_id") -> bytes:
+    """A topic's id, as the bytes of the UUID."""
+    wanted = "the UUID of a topic"
+    try:
+        return uuid.UUID(text(name, value, wanted)).bytes
+    except ValueError:
+        raise refusal(name, value, wanted) from None
 
 
 def topics(value: Any, name: str = "topics") -> tuple[str, ...]:

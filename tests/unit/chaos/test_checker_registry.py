@@ -72,6 +72,9 @@ def test_what_a_history_holds_is_judged() -> None:
     for f in ("write", "scan", "create", "delete", "transfer", "read-from"):
         asked = {"topic": "kv", "partition": 0, "register": "x", "txn": "t"}
         script.do("x", f, asked)
+    compared = Script()
+    compared.do("x", "cas", {"register": "x", "expected": None, "value": 1})
+    assert "linearizable" in names(compared)
     found = {"linearizable", "compacted-last", "topic-ids", "deleted-records", "transfer-total"}
     assert found <= names(script)
 

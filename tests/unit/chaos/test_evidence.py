@@ -90,6 +90,16 @@ SAID = (
 
 
 @pytest.mark.parametrize("checker", [WatermarksForward(), OneLeader(), StaleEpoch()])
+def test_a_topic_made_anew_begins_anew(checker) -> None:
+    lives = [
+        {**said(1, 1, 4, 10), "topic_id": "first"},
+        {**said(2, 2, 0, 3), "topic_id": "second"},
+        {**said(3, 1, 0, 1), "topic_id": "third"},
+    ]
+    is_true(checker, NO_CLIENTS, Evidence(watermarks=lives))
+
+
+@pytest.mark.parametrize("checker", [WatermarksForward(), OneLeader(), StaleEpoch()])
 def test_leaders_that_follow_each_other_pass(checker) -> None:
     is_true(checker, NO_CLIENTS, Evidence(watermarks=SAID))
     is_unknown(checker, NO_CLIENTS, "no broker was asked for its high watermarks")

@@ -68,7 +68,7 @@ def run(
         faults=faults,
         onlooker=watching,
         stop=stop,
-        common=lambda _: (),
+        common=lambda *_: (),
         worker_command=COMMAND,
     ).run()
     return carried_out, watching
@@ -169,7 +169,7 @@ class Looking:
 def test_a_common_checker_that_had_nothing_to_look_at_casts_no_doubt() -> None:
     own = [Verdict("recovery", Valid.TRUE, 1)]
     judges = [Looking("leaks", 0), Looking("replicas", 7)]
-    judgement = conclude(plan(), History([]), Evidence(), own, {}, common=lambda _: judges)
+    judgement = conclude(plan(), History([]), Evidence(), own, {}, common=lambda *_: judges)
     assert [one.checker for one in judgement.verdicts] == ["recovery", "replicas"]
     assert judgement.figures["not_judged"]["leaks"] == "it is dark"
     assert judgement.valid is Valid.UNKNOWN

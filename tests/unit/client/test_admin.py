@@ -10,6 +10,7 @@ from penstock.client import (
     AsyncProducer,
     ClientClosedError,
     ClusterNotFoundedError,
+    InvalidRequestError,
     TopicAlreadyExistsError,
     TopicPartition,
     UnknownTopicOrPartitionError,
@@ -39,6 +40,19 @@ async def test_topics_come_and_go(cluster: FakeCluster) -> None:
         assert await admin.list_topics() == []
         with pytest.raises(UnknownTopicOrPartitionError):
             await admin.describe_topics(["t"])
+
+
+async def test_only_the_topic_of_the_id_given_is_deleted(cluster: FakeCluster) -> None:
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        first = await admin.create_topic("t")
+        await admin.delete_topic("t", topic_id=first.topic_id)
+        second = await admin.create_topic("t")
+        with pytest.raises(UnknownTopicOrPartitionError):
+            await admin.delete_topic("t", topic_id=first.topic_id)
+        with pytest.raises(InvalidRequestError, match="topic_id='t': the UUID of a topic"):
+            await admin.delete_topic("t", topic_id="t")
+        [left] = await admin.list_topics()
+        assert left.topic_id == second.topic_id
 
 
 async def test_refusals_that_came_are_not_called_lost(cluster: FakeCluster) -> None:

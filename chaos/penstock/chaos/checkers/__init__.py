@@ -66,8 +66,8 @@ class Evidence:
     logs: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """By node the lines of its log that tell of a crash or a broken assertion."""
     watermarks: Sequence[Mapping[str, Any]] = ()
-    """What brokers said of partitions as time went by: t, node, topic, partition, leader_epoch,
-    high_watermark, log_start_offset, is_leader."""
+    """What brokers said of partitions as time went by: t, node, topic, topic_id, partition,
+    leader_epoch, high_watermark, log_start_offset, is_leader."""
 
 
 class Checker(Protocol):

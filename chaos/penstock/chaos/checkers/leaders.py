@@ -15,11 +15,11 @@ _Said = Mapping[str, Any]
 
 
 def _by_partition(evidence: Evidence) -> Iterator[tuple[str, Sequence[_Said]]]:
-    """What brokers said of each partition, by time."""
-    found: dict[tuple[str, int], list[_Said]] = defaultdict(list)
+    """What brokers said of each partition, by time; of each topic that had the name by itself."""
+    found: dict[tuple[str, int, str], list[_Said]] = defaultdict(list)
     for said in sorted(evidence.watermarks, key=lambda said: int(said["t"])):
-        found[said["topic"], said["partition"]].append(said)
-    for (topic, number), its in sorted(found.items()):
+        found[said["topic"], said["partition"], said.get("topic_id", "")].append(said)
+    for (topic, number, _), its in sorted(found.items()):
         yield f"{topic}-{number}", its
 
 

@@ -139,6 +139,11 @@ def compacted() -> list[Checker]:
     return [CompactedLast(), CompactedPast()]
 
 
+def registers(settings: Settings = Settings()) -> list[Checker]:
+    """Of registers."""
+    return [LinearizableRegister(**_some(settings.limits, "budget"))]
+
+
 def churn() -> list[Checker]:
     """Of topics that come and go."""
     return [TopicIds(), DeletedRecords()]
@@ -212,7 +217,7 @@ def _of_history(history: History, settings: Settings) -> Iterator[Checker]:
         ("read-from" in did, lambda: [CircularRead()]),
         ({"read-from", "send-offsets"} <= did, lambda: [ProcessedOnce()]),
         ("transfer" in did, lambda: [TransferTotal()]),
-        ("write" in did, lambda: [LinearizableRegister(**_some(settings.limits, "budget"))]),
+        (bool({"write", "cas"} & did), lambda: registers(settings)),
         ("create" in did, lambda: [TopicIds()]),
         ("delete" in did, lambda: [DeletedRecords()]),
         ("scan" in did, compacted),

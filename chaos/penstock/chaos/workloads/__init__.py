@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from penstock.chaos.checkers import Checker
+    from penstock.chaos.checkers.registry import Settings
     from penstock.chaos.recorder import Recorder
     from penstock.client import AdminClient
 
@@ -87,4 +88,22 @@ class Workload(Protocol):
 
     def checkers(self, plan: Plan) -> Sequence[Checker]:
         """What is judged of its history; besides, every run is judged by the common checkers."""
+        ...
+
+
+@runtime_checkable
+class TunesNodes(Protocol):
+    """A workload that needs nodes with settings of their own."""
+
+    def node_settings(self, plan: Plan) -> Mapping[str, str | int]:
+        """Settings of every node, by the keys of its file."""
+        ...
+
+
+@runtime_checkable
+class TunesCheckers(Protocol):
+    """A workload of which the common checkers must know what no evidence tells them."""
+
+    def settings(self, plan: Plan) -> Settings:
+        """Such as which topics have retention, or are compacted."""
         ...

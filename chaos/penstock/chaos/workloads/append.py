@@ -24,8 +24,10 @@ from penstock.client import (
 )
 
 TOPIC: Final = "appends"
-_OPTIONS: Final[Mapping[str, tuple[int, int, int]]] = {
-    # name: default, least, most
+Choices = Mapping[str, tuple[int, int, int]]
+"""The options of a workload: by name the default, the least and the most."""
+
+_OPTIONS: Final[Choices] = {
     "partitions": (6, 1, 1_000),
     "producers": (12, 1, 1_000),
     "readers": (1, 1, 100),
@@ -72,7 +74,7 @@ class Append:
         copies = min(3, plan.nodes)
         admin.create_topic(
             TOPIC,
-            partitions=option(plan, "partitions"),
+            partitions=_option(plan, "partitions"),
             replication_factor=copies,
             configs={"min.insync.replicas": max(1, copies - 1)},
             if_not_exists=True,
@@ -80,32 +82,34 @@ class Append:
 
     def clients(self, plan: Plan) -> Sequence[ClientSpec]:
         """Producers, most of one partition each, and readers, each of all partitions."""
-        partitions, workers = option(plan, "partitions"), option(plan, "workers")
-        producers, readers = option(plan, "producers"), option(plan, "readers")
+        partitions, workers = _option(plan, "partitions"), _option(plan, "workers")
+        producers, readers = _option(plan, "producers"), _option(plan, "readers")
         specs = []
         for number in range(producers):
             kind = _KINDS[number % len(_KINDS)]
             unbound = _UNBOUND_RATES.get(str(kind["acks"]), 0.0)
             parameters = {
                 **kind,
+                "topic": TOPIC,
                 "partitions": partitions,
                 "home": number % partitions,
                 "rate": plan.rate / producers or unbound,
-                "most": option(plan, "most-in-a-run"),
-                "value_bytes": option(plan, "value-bytes"),
+                "most": _option(plan, "most-in-a-run"),
+                "value_bytes": _option(plan, "value-bytes"),
             }
             name = f"producer-{number}"
             specs.append(ClientSpec(name, "producer", number % workers, parameters))
         for number in range(readers):
-            name, parameters = f"reader-{number}", {"partitions": partitions, "seeks": True}
+            name = f"reader-{number}"
+            parameters = {"topic": TOPIC, "partitions": partitions, "seeks": True}
             specs.append(ClientSpec(name, "reader", (producers + number) % workers, parameters))
         return specs
 
     def client(self, surroundings: Surroundings) -> Client:
         """One of them."""
         if surroundings.spec.kind == "producer":
-            return _Producer(surroundings)
-        return _Reader(surroundings)
+            return Producer(surroundings)
+        return Reader(surroundings)
 
     def checkers(self, plan: Plan) -> Sequence[Checker]:
         """Those of logs, whatever the plan."""
@@ -117,15 +121,15 @@ class Append:
         return [*appends(), AcksLevels(), SeekHonoured()]
 
 
-def option(plan: Plan, name: str) -> int:
+def option(plan: Plan, workload: str, choices: Choices, name: str) -> int:
     """An option of the workload. Raises PlanError where it is none, or not as it may be."""
-    unknown = sorted(set(plan.options) - set(_OPTIONS))
+    unknown = sorted(set(plan.options) - set(choices))
     if unknown:
         raise PlanError(
-            f"the workload append has no option {unknown[0]!r}; next: take one of "
-            f"{', '.join(sorted(_OPTIONS))}"
+            f"the workload {workload} has no option {unknown[0]!r}; next: take one of "
+            f"{', '.join(sorted(choices))}"
         )
-    default, least, most = _OPTIONS[name]
+    default, least, most = choices[name]
     try:
         value = int(plan.options.get(name, default))
     except (TypeError, ValueError):
@@ -136,6 +140,10 @@ def option(plan: Plan, name: str) -> int:
             "next: choose another"
         )
     return value
+
+
+def _option(plan: Plan, name: str) -> int:
+    return option(plan, "append", _OPTIONS, name)
 
 
 class Pace:
@@ -155,7 +163,13 @@ class Pace:
         await asyncio.sleep(max(0.0, self._at - now))
 
 
-class _Producer:
+class Producer:
+    """Appends runs of records to its home, or all over the topic, at its pace.
+
+    Parameters of its specification: ``topic``, ``partitions``, ``home``, ``roams``, ``acks``,
+    ``idempotent``, ``delivery_timeout_ms``, ``rate``, ``most`` (records in a run), ``value_bytes``.
+    """
+
     def __init__(self, surroundings: Surroundings) -> None:
         self._surroundings: Final = surroundings
         self._parameters: Final = surroundings.spec.parameters
@@ -165,6 +179,7 @@ class _Producer:
         self._next: Final = [0] * self._parameters["partitions"]
 
     async def run(self) -> None:
+        """Do so for ever."""
         random, most = self._surroundings.random, self._parameters["most"]
         pace = Pace(self._parameters["rate"])
         producer = AsyncProducer(self._surroundings.bootstrap, **self._settings())
@@ -207,38 +222,46 @@ class _Producer:
         first = self._next[partition]
         self._next[partition] += count
         asked = {
-            "topic": TOPIC,
+            "topic": self._parameters["topic"],
             "partition": partition,
             "producer": self._name,
             "acks": self._parameters["acks"],
             "first": first,
             "count": count,
         }
-        self._recorder.invoke("append", asked)
-        try:
-            values = self._maker.values(first, count)
-            future = await producer.send_many(TOPIC, values, partition=partition)
-            outcomes = await future.outcomes()
-        except PenstockError as error:
-            # Some may have been queued before it was raised.
-            self._recorder.info(words_of(error))
-            return False
-        return self._conclude(asked, outcomes)
+        return await append(producer, self._recorder, asked, self._maker)
 
-    def _conclude(
-        self, asked: Mapping[str, Any], outcomes: Sequence[RecordMetadata | BaseException]
-    ) -> bool:
-        errors = [one for one in outcomes if isinstance(one, BaseException)]
-        runs = _acknowledged(asked["first"], outcomes) if asked["acks"] != "0" else []
-        if not errors:
-            self._recorder.ok({**asked, "runs": runs})
-            return True
-        doubt = next((error for error in errors if not is_certain(error)), None)
-        if len(errors) == len(outcomes) and doubt is None:
-            self._recorder.fail(words_of(errors[0]))
-        else:
-            self._recorder.info(words_of(doubt or errors[0]), {**asked, "runs": runs})
+
+async def append(
+    producer: AsyncProducer, recorder: Recorder, asked: Mapping[str, Any], maker: ValueMaker
+) -> bool:
+    """One operation, with what is ``asked`` as its value; whether all of it was acknowledged."""
+    recorder.invoke("append", asked)
+    try:
+        values = maker.values(asked["first"], asked["count"])
+        future = await producer.send_many(asked["topic"], values, partition=asked["partition"])
+        outcomes = await future.outcomes()
+    except PenstockError as error:
+        # Some may have been queued before it was raised.
+        recorder.info(words_of(error))
         return False
+    return _conclude(recorder, asked, outcomes)
+
+
+def _conclude(
+    recorder: Recorder, asked: Mapping[str, Any], outcomes: Sequence[RecordMetadata | BaseException]
+) -> bool:
+    errors = [one for one in outcomes if isinstance(one, BaseException)]
+    runs = _acknowledged(asked["first"], outcomes) if asked["acks"] != "0" else []
+    if not errors:
+        recorder.ok({**asked, "runs": runs})
+        return True
+    doubt = next((error for error in errors if not is_certain(error)), None)
+    if len(errors) == len(outcomes) and doubt is None:
+        recorder.fail(words_of(errors[0]))
+    else:
+        recorder.info(words_of(doubt or errors[0]), {**asked, "runs": runs})
+    return False
 
 
 def _acknowledged(
@@ -260,12 +283,19 @@ def _acknowledged(
     return runs
 
 
-class _Reader:
+class Reader:
+    """Reads all partitions of a topic. Parameters of its specification: ``topic``, ``partitions``
+    and ``seeks``.
+    """
+
     def __init__(self, surroundings: Surroundings) -> None:
         self._surroundings: Final = surroundings
         self._recorder: Final[Recorder] = surroundings.recorder
-        count = surroundings.spec.parameters["partitions"]
-        self._partitions: Final = [TopicPartition(TOPIC, number) for number in range(count)]
+        parameters = surroundings.spec.parameters
+        self._topic: Final[str] = parameters["topic"]
+        self._partitions: Final = [
+            TopicPartition(self._topic, number) for number in range(parameters["partitions"])
+        ]
         self._positions: Final[dict[str, int]] = {}
 
     def _consumer(self) -> AsyncConsumer:
@@ -280,15 +310,16 @@ class _Reader:
         )
 
     async def run(self) -> None:
-        random = self._surroundings.random
-        consumer = await self._begin()
+        """Do so for ever."""
+        random, seeks = self._surroundings.random, self._surroundings.spec.parameters.get("seeks")
+        consumer = await self.begin()
         try:
             seek_at = time.monotonic() + _SEEK_EVERY_S
             while True:
-                if time.monotonic() >= seek_at:
+                if seeks and time.monotonic() >= seek_at:
                     await self._seek(consumer)
                     seek_at = time.monotonic() + random.uniform(0.5, 1.5) * _SEEK_EVERY_S
-                if not await self._poll(consumer):
+                if not await self.poll(consumer):
                     await asyncio.sleep(_PAUSE_S)
         finally:
             with contextlib.suppress(PenstockError):
@@ -296,13 +327,17 @@ class _Reader:
 
     async def finish(self) -> None:
         """Read every partition from its beginning to its end."""
-        consumer = await self._begin()
+        await self.read_all()
+
+    async def read_all(self) -> None:
+        """Read every partition from its beginning to its end."""
+        consumer = await self.begin()
         try:
             for partition in self._partitions:
                 await self._rewind(consumer, partition)
             left = await self._ends(consumer)
             while left:
-                await self._poll(consumer, ends=left)
+                await self.poll(consumer, ends=left)
                 for name in [one for one in left if self._positions[one] >= left[one]]:
                     del left[name]
         finally:
@@ -316,7 +351,7 @@ class _Reader:
                 return
             await asyncio.sleep(_PAUSE_S)
 
-    async def _begin(self) -> AsyncConsumer:
+    async def begin(self) -> AsyncConsumer:
         """A consumer at the beginning of all partitions, as soon as there is a way to one."""
         while True:
             consumer = self._consumer()
@@ -340,10 +375,10 @@ class _Reader:
                 continue
             return {str(partition): end for partition, end in ends.items()}
 
-    async def _poll(self, consumer: AsyncConsumer, ends: Mapping[str, int] | None = None) -> bool:
+    async def poll(self, consumer: AsyncConsumer, ends: Mapping[str, int] | None = None) -> bool:
         """One operation; whether it brought something."""
         asked = {
-            "topic": TOPIC,
+            "topic": self._topic,
             "positions": dict(self._positions),
             "isolation": "read_uncommitted",
         }
@@ -391,7 +426,7 @@ class _Reader:
         self, consumer: AsyncConsumer, partition: TopicPartition, wanted: Mapping[str, Any]
     ) -> bool:
         """One operation; whether it was done."""
-        asked = {"topic": TOPIC, "partition": partition.partition, **wanted}
+        asked = {"topic": self._topic, "partition": partition.partition, **wanted}
         self._recorder.invoke("seek", asked)
         try:
             offset = await self._find(consumer, partition, asked)

@@ -20,6 +20,22 @@ DeliveryTimeoutError                      only where it says "not sent", or "eve
                                           refused"
 ========================================  ====================================================
 
+An administrator's request changed nothing where one of these answered it and no attempt before went
+unanswered, of which the client says that it "may have taken effect":
+
+========================================  ====================================================
+error                                     why it is certain
+========================================  ====================================================
+TopicAlreadyExistsError                   the controllers refuse with these where the command is
+InvalidPartitionsError                    applied, before they change anything
+InvalidReplicationFactorError             (as above)
+InvalidReplicaAssignmentError             (as above)
+NoReassignmentInProgressError             (as above)
+UnknownTopicIdError                       (as above)
+UnknownTopicOrPartitionError              so do they, or the broker that was asked
+NotEnoughVotersError                      it was not carried out, as its message says
+========================================  ====================================================
+
 Everything else is `info`: NotLeaderError also answers what was appended when the leader was deposed
 meanwhile; so do NotEnoughReplicasAfterAppendError, RequestTimedOutError, NetworkError and
 StorageError; after OutOfOrderSequenceError and its like the producer has begun anew while an
@@ -38,12 +54,20 @@ from penstock.client import (
     DeliveryTimeoutError,
     DiskFullError,
     FencedLeaderEpochError,
+    InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
     LeaderNotAvailableError,
+    NoReassignmentInProgressError,
     NotEnoughReplicasError,
+    NotEnoughVotersError,
     PenstockError,
     RecordTooLargeError,
     SerializationError,
+    TopicAlreadyExistsError,
     UnknownLeaderEpochError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
 )
 
 NOT_WRITTEN: Final = (
@@ -70,6 +94,30 @@ def is_certain(error: BaseException) -> bool:
     if isinstance(error, DeliveryTimeoutError):
         return any(words in message for words in _CERTAIN)
     return isinstance(error, NOT_WRITTEN)
+
+
+NOT_CHANGED: Final = (
+    InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
+    NoReassignmentInProgressError,
+    NotEnoughVotersError,
+    TopicAlreadyExistsError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+_EARLIER_DOUBT: Final = "may have taken effect"
+_NOT_CARRIED_OUT: Final = "was not carried out"
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether an administrator's error promises that nothing was changed and never will be."""
+    notes = getattr(error, "__notes__", ())
+    if any(_EARLIER_DOUBT in note for note in notes):
+        return False
+    if isinstance(error, NotEnoughVotersError):
+        return _NOT_CARRIED_OUT in str(error)
+    return isinstance(error, NOT_CHANGED)
 
 
 def words_of(error: BaseException) -> str:

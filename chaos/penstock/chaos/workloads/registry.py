@@ -8,8 +8,21 @@ from typing import Final
 from penstock.chaos.errors import PlanError
 from penstock.chaos.workloads import Workload
 from penstock.chaos.workloads.append import Append
+from penstock.chaos.workloads.churn import Churn
+from penstock.chaos.workloads.compacted import Compacted
+from penstock.chaos.workloads.register import Register
+from penstock.chaos.workloads.retention import Retention
 
-WORKLOADS: Final[Mapping[str, Workload]] = {one.name: one for one in (Append(),)}
+WORKLOADS: Final[Mapping[str, Workload]] = {
+    one.name: one
+    for one in (
+        Append(),
+        Churn(),
+        Compacted(),
+        Register(),
+        Retention(),
+    )
+}
 """All of them."""
 
 

@@ -51,6 +51,7 @@ def _local(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Clus
     return LocalBackend(
         directory,
         plan.nodes,
+        settings=_node_settings(plan),
         node_command=(lambda node: [*bugged, "--config", str(node.config_path)])
         if plan.bug
         else None,
@@ -79,6 +80,7 @@ def _docker(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Clu
             engine,
             image=options["image"],
             entrypoint=["python", "-m", _BUGGED_NODE, plan.bug] if plan.bug else None,
+            settings=_node_settings(plan),
             breaks_network=breaks_network,
             seed=plan.seed,
         )
@@ -114,6 +116,11 @@ def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) ->
     options = _options(plan, known)
     if plan.bug:
         raise PlanError("the nodes run already, without a bug; next: take local or docker")
+    if _node_settings(plan):
+        raise PlanError(
+            f"the nodes run already, and the workload {plan.workload} needs settings of theirs; "
+            "next: take local or docker, or another workload"
+        )
     if not options["bootstrap"]:
         raise PlanError("where do clients begin? next: name --backend-set bootstrap=HOST:PORT")
     if not options["first-id"].isdigit():
@@ -129,6 +136,17 @@ def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) ->
     )
 
 
+def _node_settings(plan: RunPlan) -> Mapping[str, str | int]:
+    """Settings of nodes that the workload asks for."""
+    from penstock.chaos.workloads import TunesNodes  # noqa: PLC0415 - not for --help.
+    from penstock.chaos.workloads.registry import find_workload  # noqa: PLC0415 - it imports gRPC.
+
+    workload = find_workload(plan.workload)
+    if not isinstance(workload, TunesNodes):
+        return {}
+    return workload.node_settings(plan.for_workload())
+
+
 def _options(plan: RunPlan, known: Mapping[str, str]) -> dict[str, str]:
     """What the backend is told, over what it takes by itself. Raises PlanError."""
     from penstock.chaos.errors import PlanError  # noqa: PLC0415 - not for --help.
@@ -142,7 +160,7 @@ def _options(plan: RunPlan, known: Mapping[str, str]) -> dict[str, str]:
 
 def _check_bug(bug: str) -> None:
     from penstock.chaos.errors import PlanError  # noqa: PLC0415 - not for --help.
-    from penstock.chaos.simulator.bugs import BUGS  # noqa: PLC0415 - it imports all cores.
+    from penstock.cli.chaos.node_bugs import BUGS  # noqa: PLC0415 - it imports the broker.
 
     if bug not in BUGS:
         raise PlanError(f"there is no known bug {bug!r}; next: `penstock chaos list` shows them")

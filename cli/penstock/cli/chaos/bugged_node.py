@@ -1,7 +1,7 @@
 """Runs a node of a cluster under test with a known bug in it: one rule of the protocol left out.
 
 ``python -m penstock.cli.chaos.bugged_node BUG ARGS`` is ``python -m penstock.cli.child ARGS`` with
-a bug of ``penstock.chaos.simulator.bugs`` in the cores that the node runs. It is for proving that
+a bug of ``penstock.cli.chaos.node_bugs`` in the node. It is for proving that
 the harness finds it, and for learning to read its reports.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from penstock.chaos.simulator.bugs import BUGS
+from penstock.cli.chaos.node_bugs import BUGS
 from penstock.cli.child import watch_parent
 
 

@@ -220,7 +220,7 @@ def list_names(ctx: typer.Context, *, output: Output = None) -> None:
 
 def _bugs() -> list[tuple[str, str]]:
     try:
-        from penstock.chaos.simulator.bugs import BUGS  # noqa: PLC0415 - needs the broker.
+        from penstock.cli.chaos.node_bugs import BUGS  # noqa: PLC0415 - needs the broker.
     except ModuleNotFoundError:
         return []
     return [(name, bug.description) for name, bug in BUGS.items()]

@@ -100,6 +100,7 @@ class DockerBackend:
         *,
         image: str = DEFAULT_IMAGE,
         entrypoint: Sequence[str] | None = None,
+        settings: Mapping[str, str | int] | None = None,
         breaks_network: bool = True,
         seed: int = 0,
     ) -> None:
@@ -108,6 +109,7 @@ class DockerBackend:
         self._run: Final = secrets.token_hex(6)
         self._labels: Final = {LABEL: self._run, OWNER_LABEL: this_owner()}
         self._image: Final = image
+        self._settings: Final = dict(settings or {})
         self._image_id, labels = engine.image(image)
         self._image_version: Final = labels.get(_VERSION_LABEL, "unknown")
         self._entrypoint: Final = entrypoint
@@ -238,6 +240,7 @@ class DockerBackend:
             # On the run's own network are its nodes and this machine alone.
             "controller.insecure.allow": True,
             **settings_by_size(len(self._nodes)),
+            **self._settings,
         }
         lines = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]
         node.config_path.write_text("".join(lines), encoding="utf-8")
