@@ -8,8 +8,13 @@ from typing import Final
 from penstock.chaos.errors import PlanError
 from penstock.chaos.workloads import Workload
 from penstock.chaos.workloads.append import Append
+from penstock.chaos.workloads.group import Group
+from penstock.chaos.workloads.process import Process
+from penstock.chaos.workloads.transfer import Transfer
 
-WORKLOADS: Final[Mapping[str, Workload]] = {one.name: one for one in (Append(),)}
+WORKLOADS: Final[Mapping[str, Workload]] = {
+    one.name: one for one in (Append(), Group(), Process(), Transfer())
+}
 """All of them."""
 
 
