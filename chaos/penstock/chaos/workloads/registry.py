@@ -9,11 +9,12 @@ from penstock.chaos.errors import PlanError
 from penstock.chaos.workloads import Workload
 from penstock.chaos.workloads.append import Append
 from penstock.chaos.workloads.group import Group
+from penstock.chaos.workloads.offsets import Offsets
 from penstock.chaos.workloads.process import Process
 from penstock.chaos.workloads.transfer import Transfer
 
 WORKLOADS: Final[Mapping[str, Workload]] = {
-    one.name: one for one in (Append(), Group(), Process(), Transfer())
+    one.name: one for one in (Append(), Group(), Offsets(), Process(), Transfer())
 }
 """All of them."""
 
