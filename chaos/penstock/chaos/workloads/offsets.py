@@ -123,12 +123,7 @@ class _Reader:
 
     async def run(self) -> None:
         random = self._surroundings.random
-        async with AsyncAdminClient(
-            self._surroundings.bootstrap,
-            client_id=self._surroundings.spec.process,
-            default_api_timeout_ms=API_TIMEOUT_MS,
-            request_timeout_ms=REQUEST_TIMEOUT_MS,
-        ) as admin:
+        async with self._admin() as admin:
             while True:
                 consumer = self._consumer()
                 try:
@@ -142,8 +137,28 @@ class _Reader:
                     await shut(consumer)
 
     async def finish(self) -> None:
-        """What is committed in the end."""
+        """Commit once more, and then ask what is committed."""
+        async with self._admin() as admin:
+            while True:
+                consumer = self._consumer()
+                try:
+                    await self._go_on(consumer, admin)
+                    await self._poll(consumer)
+                    if await self._commit(consumer):
+                        break
+                except PenstockError:
+                    await asyncio.sleep(PAUSE_S)
+                finally:
+                    await shut(consumer)
         await last_committed(self._surroundings, self._group)
+
+    def _admin(self) -> AsyncAdminClient:
+        return AsyncAdminClient(
+            self._surroundings.bootstrap,
+            client_id=self._surroundings.spec.process,
+            default_api_timeout_ms=API_TIMEOUT_MS,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+        )
 
     def _consumer(self) -> AsyncConsumer:
         return AsyncConsumer(
@@ -158,15 +173,18 @@ class _Reader:
             metadata_max_age_ms=30_000,
         )
 
-    async def _read(self, consumer: AsyncConsumer, admin: AsyncAdminClient, random: Random) -> Turn:
-        """Go on from what is committed, until it goes away. Raises where it can't begin."""
+    async def _go_on(self, consumer: AsyncConsumer, admin: AsyncAdminClient) -> None:
+        """Be where it was committed, under another name. Raises where it can't begin."""
         committed = await committed_offsets(self._recorder, admin, self._group)
         while committed is None:
             await asyncio.sleep(PAUSE_S)
             committed = await committed_offsets(self._recorder, admin, self._group)
-        # What it reads now is no going on of what it read before: it is where it was committed.
         self._begin_at(committed)
         await consumer.assign(self._partitions)
+
+    async def _read(self, consumer: AsyncConsumer, admin: AsyncAdminClient, random: Random) -> Turn:
+        """Go on from what is committed, until it goes away. Raises where it can't begin."""
+        await self._go_on(consumer, admin)
         while True:
             if not await self._poll(consumer):
                 await asyncio.sleep(PAUSE_S)
@@ -211,8 +229,8 @@ class _Reader:
         if offset is not None:
             self._positions[str(partition)] = offset
 
-    async def _commit(self, consumer: AsyncConsumer) -> None:
-        """One operation, of all positions."""
+    async def _commit(self, consumer: AsyncConsumer) -> bool:
+        """One operation, of all positions; whether it was accepted."""
         asked = {
             "group": self._group,
             "member": self._member,
@@ -223,8 +241,9 @@ class _Reader:
             await consumer.commit({place(name): at for name, at in self._positions.items()})
         except PenstockError as error:
             self._recorder.info(words_of(error))
-        else:
-            self._recorder.ok(asked)
+            return False
+        self._recorder.ok(asked)
+        return True
 
     async def _reset(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -12,7 +12,7 @@ from penstock.chaos.checkers import Checker
 from penstock.chaos.workloads import Client, ClientSpec, Plan, Surroundings, casting
 from penstock.chaos.workloads.casting import PAUSE_S, Choices, Producer
 from penstock.chaos.workloads.membership import MAX_POLL_INTERVAL_MS, Member, last_committed
-from penstock.chaos.workloads.reader import Runs
+from penstock.chaos.workloads.reader import Reader, Runs
 from penstock.chaos.workloads.transacting import Transactor
 from penstock.chaos.workloads.transfer import Auditor, Bystander, Ending, drawn_ending, end
 from penstock.client import AdminClient, PenstockError
@@ -74,15 +74,13 @@ class Process:
     def checkers(self, plan: Plan) -> Sequence[Checker]:
         """Those of logs, of transactions and their offsets, and of the group."""
         # Imported here: only who judges needs them, and what they stand on.
-        from penstock.chaos.checkers.commits import CommittedForward  # noqa: PLC0415 - see above.
-        from penstock.chaos.checkers.cycles import CircularRead  # noqa: PLC0415
+        from penstock.chaos.checkers.cycles import CircularRead  # noqa: PLC0415 - see above.
         from penstock.chaos.checkers.exactly_once import ProcessedOnce  # noqa: PLC0415
-        from penstock.chaos.checkers.groups import (  # noqa: PLC0415
-            GroupComplete,
-            GroupExclusive,
-            ZombieCommit,
+        from penstock.chaos.checkers.registry import (  # noqa: PLC0415
+            appends,
+            groups,
+            transactional,
         )
-        from penstock.chaos.checkers.registry import appends, transactional  # noqa: PLC0415
         from penstock.chaos.checkers.transactions import TransactionOffsets  # noqa: PLC0415
 
         return [
@@ -91,10 +89,7 @@ class Process:
             TransactionOffsets(),
             CircularRead(),
             ProcessedOnce(),
-            GroupExclusive(),
-            GroupComplete(),
-            ZombieCommit(),
-            CommittedForward(),
+            *groups(),
         ]
 
 
@@ -121,24 +116,16 @@ class Job:
 class _Processor:
     def __init__(self, surroundings: Surroundings) -> None:
         self._surroundings: Final = surroundings
+        self._partitions: Final[int] = surroundings.spec.parameters["partitions"]
+        self._lives = 0
 
     async def run(self) -> None:
-        random, lives = self._surroundings.random, 0
-        partitions = self._surroundings.spec.parameters["partitions"]
-        transactor = Transactor(self._surroundings, topic=TARGET, partitions=partitions)
+        """Process, crash, and come back."""
+        random = self._surroundings.random
+        transactor = Transactor(self._surroundings, topic=TARGET, partitions=self._partitions)
         try:
             while True:
-                lives += 1
-                member = Member(
-                    self._surroundings,
-                    group=GROUP,
-                    topic=SOURCE,
-                    life=lives,
-                    crashes=random.random() < 0.5,
-                    isolation="read_committed",
-                    most=_MOST_READ,
-                    commits_revoked=False,
-                )
+                member = self._member(crashes=random.random() < 0.5)
                 try:
                     await self._live(member, transactor, random)
                 finally:
@@ -149,22 +136,62 @@ class _Processor:
             await transactor.close()
 
     async def finish(self) -> None:
-        """Nothing: the auditor reads it all."""
+        """Nothing: the auditor processes what is left."""
 
-    async def _live(self, member: Member, transactor: Transactor, random: Random) -> None:
-        """Process until it crashes."""
+    async def drain(self, ends: Mapping[str, int]) -> None:
+        """Process all up to there, whatever that takes, and then leave."""
+        random = self._surroundings.random
+        transactor = Transactor(self._surroundings, topic=TARGET, partitions=self._partitions)
+        try:
+            is_done = False
+            while not is_done:
+                member = self._member(crashes=False)
+                try:
+                    is_done = await self._live(member, transactor, random, ends)
+                    await member.leave()
+                finally:
+                    await member.vanish()
+                if not is_done:
+                    await transactor.come_back()
+                    await asyncio.sleep(PAUSE_S)
+        finally:
+            await transactor.close()
+
+    def _member(self, *, crashes: bool) -> Member:
+        self._lives += 1
+        return Member(
+            self._surroundings,
+            group=GROUP,
+            topic=SOURCE,
+            life=self._lives,
+            crashes=crashes,
+            isolation="read_committed",
+            most=_MOST_READ,
+            commits_revoked=False,
+        )
+
+    async def _live(
+        self,
+        member: Member,
+        transactor: Transactor,
+        random: Random,
+        until: Mapping[str, int] | None = None,
+    ) -> bool:
+        """Process until it crashes; or until it has all up to there: whether it has."""
         member.join()
         while True:
             runs = await member.poll()
-            if not runs:
+            if runs:
+                job = Job.drawn(random) if until is None else Job("commit", 0.0)
+                committed = await self._do(member, transactor, runs, job, random)
+                if committed is None or (not committed and not await member.rewind()):
+                    return False
+            else:
                 await asyncio.sleep(PAUSE_S)
-                continue
-            job = Job.drawn(random)
-            committed = await self._do(member, transactor, runs, job, random)
-            if committed is None:
-                return
-            if not committed and not await member.rewind():
-                return
+            if until is not None and all(
+                member.positions.get(name, -1) >= end for name, end in until.items()
+            ):
+                return True
 
     async def _do(
         self, member: Member, transactor: Transactor, runs: Runs, job: Job, random: Random
@@ -173,33 +200,30 @@ class _Processor:
         if not await transactor.begin():
             return None
         await transactor.haunt()
+        if not await self._make(member, transactor, runs, job, random):
+            return False if await transactor.abort() else None
+        if not await end(transactor, job.ending):
+            return None
+        return transactor.has_committed
+
+    async def _make(
+        self, member: Member, transactor: Transactor, runs: Runs, job: Job, random: Random
+    ) -> bool:
+        """What the transaction is of: whether it can be committed."""
         for run in runs:
             if not await transactor.append(random.randrange(self._partitions), run[-1]):
-                return False if await transactor.abort() else None
+                return False
         transactor.read_from(SOURCE, runs)
         await asyncio.sleep(job.stall_s)
         try:
             group = await member.metadata()
         except PenstockError:
-            return False if await transactor.abort() else None
+            return False
         if not group.member_id:
-            return False if await transactor.abort() else None
+            return False
         read = {f"{SOURCE}-{run[0]}" for run in runs}
         offsets = {name: at for name, at in member.positions.items() if name in read}
-        if not await transactor.send_offsets(group, member.name, offsets):
-            return False if await transactor.abort() else None
-        if job.ending == "zombie":
-            # Its group has it live on; only the producer is another.
-            await end(transactor, job.ending)
-            return False
-        if not await end(transactor, job.ending):
-            return None
-        return transactor.has_committed
-
-    @property
-    def _partitions(self) -> int:
-        partitions: int = self._surroundings.spec.parameters["partitions"]
-        return partitions
+        return await transactor.send_offsets(group, member.name, offsets)
 
 
 class _Auditor(Auditor):
@@ -207,6 +231,10 @@ class _Auditor(Auditor):
         super().__init__(surroundings, [SOURCE, TARGET])
 
     async def finish(self) -> None:
-        """Everything, and then what the group has committed: by now all transactions have ended."""
+        """Process what is left; then read everything, and what the group has committed: by now
+        all transactions have ended.
+        """
+        ends = await Reader(self._surroundings, topic=SOURCE).ends()
+        await _Processor(self._surroundings).drain(ends)
         await super().finish()
         await last_committed(self._surroundings, GROUP)

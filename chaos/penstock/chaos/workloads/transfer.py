@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Literal
 
@@ -24,6 +24,8 @@ _OPTIONS: Final[Choices] = {
 }
 _MOST_RATE: Final = 100.0
 """Transactions a second at most: each has several answers to wait for."""
+
+_LAST_TRANSACTIONS: Final = 5
 
 Ending = Literal["commit", "abort", "timeout", "crash", "zombie"]
 
@@ -58,7 +60,7 @@ class Transfer:
         return [
             *specs,
             ClientSpec("reader", "reader", 0, {**reads, "seeks": True}),
-            ClientSpec("auditor", "auditor", workers - 1, {**reads, "isolation": "read_committed"}),
+            ClientSpec("auditor", "auditor", workers - 1, parameters),
         ]
 
     def client(self, surroundings: Surroundings) -> Client:
@@ -66,7 +68,7 @@ class Transfer:
         kind = surroundings.spec.kind
         if kind == "teller":
             return _Teller(surroundings)
-        return Auditor(surroundings, [TOPIC]) if kind == "auditor" else Bystander(surroundings)
+        return _Auditor(surroundings) if kind == "auditor" else Bystander(surroundings)
 
     def checkers(self, plan: Plan) -> Sequence[Checker]:
         """Those of logs and of transactions, and that the sum stays."""
@@ -185,6 +187,26 @@ class _Teller:
     async def finish(self) -> None:
         """Nothing: the auditor reads it all."""
 
+    async def transact(self, count: int) -> None:
+        """So many transactions that are committed, whatever it takes."""
+        transactor = Transactor(
+            self._surroundings, topic=TOPIC, partitions=self._parameters["partitions"]
+        )
+        try:
+            consumer = await self._reader.begin()
+            try:
+                while count > 0:
+                    deed = Deed.drawn(self._surroundings.random, self._parameters["accounts"])
+                    deed = replace(deed, ending="commit")
+                    if not await self._do(transactor, consumer, deed):
+                        await transactor.come_back()
+                        await asyncio.sleep(PAUSE_S)
+                    count -= transactor.has_committed
+            finally:
+                await shut(consumer)
+        finally:
+            await transactor.close()
+
     async def _do(self, transactor: Transactor, consumer: AsyncConsumer, deed: Deed) -> bool:
         """One transaction; whether the same producer can go on."""
         if not await transactor.begin():
@@ -203,6 +225,16 @@ class _Teller:
     def _home(self, account: int) -> int:
         partitions: int = self._parameters["partitions"]
         return account % partitions
+
+
+class _Auditor(Auditor):
+    def __init__(self, surroundings: Surroundings) -> None:
+        super().__init__(surroundings, [TOPIC])
+
+    async def finish(self) -> None:
+        """See that transactions are possible again, and then read everything."""
+        await _Teller(self._surroundings).transact(_LAST_TRANSACTIONS)
+        await super().finish()
 
 
 async def end(transactor: Transactor, ending: Ending) -> bool:
