@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 @pytest.mark.parametrize(
     ("workload", "faults", "proven"),
     [
-        ("group", ("kill", "a coordinator"), ("group-exclusive", "zombie-commit")),
-        ("offsets", ("kill", "a coordinator"), ("seek-honoured", "committed-forward")),
-        ("process", ("pause", "a leader"), ("processed-once", "transaction-offsets")),
-        ("transfer", ("kill", "a leader"), ("transfer-total", "torn-transaction")),
+        ("group", ("kill", "node 2"), ("group-exclusive", "zombie-commit")),
+        ("offsets", ("kill", "node 2"), ("seek-honoured", "committed-forward")),
+        ("process", ("pause", "node 2"), ("processed-once", "transaction-offsets")),
+        ("transfer", ("kill", "node 1"), ("transfer-total", "torn-transaction")),
     ],
 )
 def test_a_workload_is_true_under_faults(

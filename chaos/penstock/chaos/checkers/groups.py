@@ -58,7 +58,8 @@ def _claims(group: Group) -> Iterator[tuple[int, str, str, Operation]]:
         if f == "assigned":
             fresh = set(partitions) - its
             its |= fresh
-            yield from ((asked["generation"], part, member, one) for part in sorted(its))
+            if asked.get("generation") is not None:
+                yield from ((asked["generation"], part, member, one) for part in sorted(its))
         elif f == "revoked":
             its.difference_update(partitions)
         else:
@@ -217,6 +218,8 @@ def _acts(group: Group) -> list[_Act]:
     for one in group.assignments:
         if one.invoked.f == "assigned" and one.completed is not None and one.type is Type.OK:
             asked = one.invoked.value
+            if asked.get("generation") is None:
+                continue
             partitions = asked.get("partitions") or ()
             found.append((one.completed.t, asked["generation"], asked["member"], partitions, one))
     return sorted(found, key=lambda act: act[0])
