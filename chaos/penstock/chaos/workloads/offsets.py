@@ -78,8 +78,8 @@ class Offsets:
         """Those of logs, of seeks and of what is committed."""
         # Imported here: only who judges needs them, and what they stand on.
         from penstock.chaos.checkers.commits import CommittedForward  # noqa: PLC0415 - see above.
-        from penstock.chaos.checkers.registry import appends  # noqa: PLC0415
-        from penstock.chaos.checkers.seeks import SeekHonoured  # noqa: PLC0415
+        from penstock.chaos.checkers.registry import appends  # noqa: PLC0415 - as above.
+        from penstock.chaos.checkers.seeks import SeekHonoured  # noqa: PLC0415 - as above.
 
         return [*appends(), SeekHonoured(), CommittedForward()]
 

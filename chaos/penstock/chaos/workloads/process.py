@@ -75,13 +75,13 @@ class Process:
         """Those of logs, of transactions and their offsets, and of the group."""
         # Imported here: only who judges needs them, and what they stand on.
         from penstock.chaos.checkers.cycles import CircularRead  # noqa: PLC0415 - see above.
-        from penstock.chaos.checkers.exactly_once import ProcessedOnce  # noqa: PLC0415
-        from penstock.chaos.checkers.registry import (  # noqa: PLC0415
+        from penstock.chaos.checkers.exactly_once import ProcessedOnce  # noqa: PLC0415 - as above.
+        from penstock.chaos.checkers.registry import (  # noqa: PLC0415 - as above.
             appends,
             groups,
             transactional,
         )
-        from penstock.chaos.checkers.transactions import TransactionOffsets  # noqa: PLC0415
+        from penstock.chaos.checkers.transactions import TransactionOffsets  # noqa: PLC0415 - as above.
 
         return [
             *appends(),

@@ -74,8 +74,8 @@ class Transfer:
         """Those of logs and of transactions, and that the sum stays."""
         # Imported here: only who judges needs them, and what they stand on.
         from penstock.chaos.checkers.cycles import CircularRead  # noqa: PLC0415 - see above.
-        from penstock.chaos.checkers.exactly_once import TransferTotal  # noqa: PLC0415
-        from penstock.chaos.checkers.registry import appends, transactional  # noqa: PLC0415
+        from penstock.chaos.checkers.exactly_once import TransferTotal  # noqa: PLC0415 - as above.
+        from penstock.chaos.checkers.registry import appends, transactional  # noqa: PLC0415 - as above.
 
         return [*appends(), *transactional(), CircularRead(), TransferTotal()]
 
