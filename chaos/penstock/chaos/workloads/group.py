@@ -65,12 +65,10 @@ class Group:
 
     def client(self, surroundings: Surroundings) -> Client:
         """One of them."""
-        makers: dict[str, type[Client]] = {
-            "producer": Producer,
-            "member": _Member,
-            "auditor": _Auditor,
-        }
-        return makers[surroundings.spec.kind](surroundings)  # type: ignore[call-arg]
+        kind = surroundings.spec.kind
+        if kind == "producer":
+            return Producer(surroundings)
+        return _Member(surroundings) if kind == "member" else _Auditor(surroundings)
 
     def checkers(self, plan: Plan) -> Sequence[Checker]:
         """Those of logs and of groups."""

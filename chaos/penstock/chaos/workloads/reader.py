@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any, Final
 
 from penstock.chaos.recorder import Recorder
@@ -212,7 +213,7 @@ async def poll_once(consumer: AsyncConsumer, timeout_ms: float) -> Runs:
 
 
 def draw_seek(
-    random: Any, partitions: Sequence[TopicPartition], positions: Mapping[str, int]
+    random: Random, partitions: Sequence[TopicPartition], positions: Mapping[str, int]
 ) -> tuple[TopicPartition, dict[str, Any]]:
     """A seek somewhere by chance: which partition, and where. A time is how long ago it is, in
     milliseconds (``ago``).
