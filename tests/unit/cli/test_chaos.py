@@ -191,7 +191,9 @@ def test_the_matrix_is_as_good_as_its_worst_cell(
         monkeypatch,
         lambda plan, _: Judgement([verdict(of_kill if plan.nemesis == "kill" else Valid.TRUE)]),
     )
-    done = chaos("matrix", "--nemesis", "pause,kill", "--out", tmp_path, "--output", "json")
+    done = chaos(
+        "matrix", "-w", "append", "--nemesis", "pause,kill", "--out", tmp_path, "--output", "json"
+    )
     assert done.exit_code == status
     cells = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(one["nemesis"], one["verdict"]) for one in cells] == [
@@ -209,7 +211,7 @@ def test_the_matrix_goes_on_after_a_cell_that_never_ran(
         return Judgement([verdict(Valid.TRUE)])
 
     stage(monkeypatch, ending)
-    done = chaos("matrix", "--nemesis", "kill,pause", "--out", tmp_path)
+    done = chaos("matrix", "-w", "append", "--nemesis", "kill,pause", "--out", tmp_path)
     assert done.exit_code == 3
     assert "the ports are taken" in done.stdout
     assert "append     pause     true" in done.stdout
