@@ -116,6 +116,15 @@ def test_seeks_get_where_they_ask() -> None:
     assert is_true(SeekHonoured(), script).looked_at == 7
 
 
+def test_a_record_that_came_later_may_be_of_any_time() -> None:
+    script = read()
+    script.seek("r", 21, timestamp=3000)  # There was none so late: it is the end.
+    script.append("slow", 0, 5, 21, timestamp=2500)
+    is_true(SeekHonoured(), script)
+    script.seek("r", 21, timestamp=3000)
+    is_false(SeekHonoured(), script, "sought 3000 ms and got 21, which is of 2500 ms")
+
+
 @pytest.mark.parametrize(
     ("got", "where", "says"),
     [
