@@ -56,6 +56,9 @@ flush thread after each fdatasync: with a compaction or a scrub beside them, eac
 up to five milliseconds late.
 """
 
+_HEAR_OUT_S = 2.0
+"""How long the calls of servers that have stopped may take to end."""
+
 log = structlog.get_logger()
 
 
@@ -129,7 +132,19 @@ async def _serve(config: NodeConfig) -> None:
     finally:
         log.info("stopping")
         await node.stop()
+        await _hear_out()
         log.info("stopped")
+
+
+async def _hear_out() -> None:
+    """Wait for what is left of calls that ended with their servers.
+
+    gRPC takes a few more turns of the event loop to end them. Where the loop ends before, asyncio
+    cancels them, and gRPC logs each as an exception that nobody has handled.
+    """
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    if rest:
+        await asyncio.wait(rest, timeout=_HEAR_OUT_S)
 
 
 if __name__ == "__main__":
