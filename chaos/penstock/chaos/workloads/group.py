@@ -170,9 +170,9 @@ class _Auditor:
         await self._reader.run()
 
     async def finish(self) -> None:
-        """Read all as the group; then what it has committed, and all there is."""
+        """Read all there is, and then as the group, to the same ends; what it has committed."""
+        ends = await self._reader.read_all()
         member = Member(self._surroundings, group=GROUP, topic=TOPIC, life=1, crashes=False)
-        ends = await self._reader.ends()
         try:
             member.join()
             done: dict[str, int] = {}
@@ -184,4 +184,3 @@ class _Auditor:
         finally:
             await member.vanish()
         await last_committed(self._surroundings, GROUP)
-        await self._reader.finish()

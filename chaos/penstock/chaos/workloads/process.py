@@ -12,7 +12,7 @@ from penstock.chaos.checkers import Checker
 from penstock.chaos.workloads import Client, ClientSpec, Plan, Surroundings, casting
 from penstock.chaos.workloads.casting import PAUSE_S, Choices, Producer
 from penstock.chaos.workloads.membership import MAX_POLL_INTERVAL_MS, Member, last_committed
-from penstock.chaos.workloads.reader import Reader, Runs
+from penstock.chaos.workloads.reader import Runs
 from penstock.chaos.workloads.transacting import Transactor
 from penstock.chaos.workloads.transfer import Auditor, Bystander, Ending, drawn_ending, end
 from penstock.client import AdminClient, PenstockError
@@ -227,14 +227,10 @@ class _Processor:
 
 
 class _Auditor(Auditor):
-    def __init__(self, surroundings: Surroundings) -> None:
-        super().__init__(surroundings, [SOURCE, TARGET])
-
     async def finish(self) -> None:
-        """Process what is left; then read everything, and what the group has committed: by now
-        all transactions have ended.
+        """Read what there was to process, and process what is left of it; then read what was made
+        of it, and what the group has committed: by now all transactions have ended.
         """
-        ends = await Reader(self._surroundings, topic=SOURCE).ends()
-        await _Processor(self._surroundings).drain(ends)
-        await super().finish()
+        await _Processor(self._surroundings).drain(await self.read(SOURCE))
+        await self.read(TARGET)
         await last_committed(self._surroundings, GROUP)

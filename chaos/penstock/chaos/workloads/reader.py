@@ -86,14 +86,6 @@ class Reader:
         """Read every partition from its beginning to its end."""
         await self.read_all()
 
-    async def ends(self) -> Mapping[str, int]:
-        """Where each partition ends, as soon as the leaders of all can be asked."""
-        consumer = await self.begin()
-        try:
-            return await self._ends(consumer)
-        finally:
-            await shut(consumer)
-
     async def read_all(self, at_least: Mapping[str, int] | None = None) -> Mapping[str, int]:
         """Read every partition from its beginning to its end; where the ends are.
 

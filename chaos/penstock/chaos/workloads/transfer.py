@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Literal
@@ -14,6 +14,7 @@ from penstock.chaos.workloads.casting import PAUSE_S, Choices, Pace, shut
 from penstock.chaos.workloads.reader import Reader
 from penstock.chaos.workloads.transacting import TRANSACTION_TIMEOUT_MS, Fate, Transactor
 from penstock.client import AdminClient, AsyncConsumer
+from penstock.client.config import IsolationLevel
 
 TOPIC: Final = "accounts"
 _OPTIONS: Final[Choices] = {
@@ -92,36 +93,36 @@ class Bystander(Reader):
 
 
 class Auditor:
-    """Reads what is committed; in the end everything, and then what is committed of it.
+    """Reads along what is committed. In the end it reads everything, and then what is committed.
 
     In this order: transactions that were left open have ended when the second reader is at the
     end that the first was told, or they never do.
     """
 
-    def __init__(self, surroundings: Surroundings, topics: Sequence[str]) -> None:
+    def __init__(self, surroundings: Surroundings) -> None:
         self._surroundings: Final = surroundings
-        self._topics: Final = topics
 
     async def run(self) -> None:
         """Read along."""
         await Reader(self._surroundings).run()
 
-    async def finish(self) -> None:
-        """All topics, by both isolations."""
-        for topic in self._topics:
-            everything = Reader(
+    async def read(self, topic: str) -> Mapping[str, int]:
+        """The final reads of a topic, by both isolations; where it ends."""
+        everything, committed = (
+            Reader(
                 self._surroundings,
-                recorder=self._surroundings.recorder.beside(f"all-{topic}"),
+                recorder=self._surroundings.recorder.beside(f"{isolation}-{topic}"),
                 topic=topic,
-                isolation="read_uncommitted",
+                isolation=isolation,
             )
-            committed = Reader(
-                self._surroundings,
-                recorder=self._surroundings.recorder.beside(topic),
-                topic=topic,
-                isolation="read_committed",
-            )
-            await committed.read_all(at_least=await everything.read_all())
+            for isolation in _ISOLATIONS
+        )
+        ends = await everything.read_all()
+        await committed.read_all(at_least=ends)
+        return ends
+
+
+_ISOLATIONS: Final[Sequence[IsolationLevel]] = ("read_uncommitted", "read_committed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +229,10 @@ class _Teller:
 
 
 class _Auditor(Auditor):
-    def __init__(self, surroundings: Surroundings) -> None:
-        super().__init__(surroundings, [TOPIC])
-
     async def finish(self) -> None:
         """See that transactions are possible again, and then read everything."""
         await _Teller(self._surroundings).transact(_LAST_TRANSACTIONS)
-        await super().finish()
+        await self.read(TOPIC)
 
 
 async def end(transactor: Transactor, ending: Ending) -> bool:
