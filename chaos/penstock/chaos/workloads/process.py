@@ -125,9 +125,12 @@ class _Processor:
         transactor = Transactor(self._surroundings, topic=TARGET, partitions=self._partitions)
         try:
             while True:
-                member = self._member(crashes=random.random() < 0.5)
+                crashes = random.random() < 0.5
+                member = self._member(crashes=crashes)
                 try:
                     await self._live(member, transactor, random)
+                    if not crashes:
+                        await member.leave()
                 finally:
                     await member.vanish()
                 await transactor.come_back()
