@@ -92,6 +92,8 @@ def _option(plan: Plan, name: str) -> int:
 class Turn:
     """What a reader does after a poll."""
 
+    asks: bool
+    """Whether it asks what is committed, before it commits something else."""
     commits: bool
     seeks: bool
     goes_away: bool
@@ -101,11 +103,11 @@ class Turn:
     @classmethod
     def drawn(cls, random: Random) -> Turn:
         """By chance."""
-        commits, seeks, goes_away, resets = (random.random() < chance for chance in _CHANCES)
-        return cls(commits, seeks, goes_away, goes_away and resets)
+        asks, commits, seeks, away, resets = (random.random() < chance for chance in _CHANCES)
+        return cls(asks, commits, seeks, away, away and resets)
 
 
-_CHANCES: Final = (0.5, 0.1, 0.05, 0.5)
+_CHANCES: Final = (0.7, 0.4, 0.1, 0.05, 0.5)
 
 
 class _Reader:
@@ -191,6 +193,8 @@ class _Reader:
             turn = Turn.drawn(random)
             if turn.seeks:
                 await self._seek(consumer, random)
+            if turn.asks:
+                await committed_offsets(self._recorder, admin, self._group)
             if turn.commits:
                 await self._commit(consumer)
             if turn.goes_away:
