@@ -24,6 +24,11 @@ class Recorder:
         self._phase: Final = phase
         self._under_way: str | None = None
 
+    def beside(self, role: str) -> Recorder:
+        """That of another process, which the same client does meanwhile: ``PROCESS/ROLE``."""
+        process = f"{self._process}/{role}"
+        return Recorder(self._writer, process, self._epoch_ns, phase=self._phase)
+
     def invoke(self, f: str, value: Any = None) -> None:
         """An operation begins. The one before must have ended."""
         assert self._under_way is None, f"{self._process}: {self._under_way} is under way"

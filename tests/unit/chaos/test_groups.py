@@ -12,7 +12,7 @@ CALM = Evidence()
 class GroupScript(Script):
     """The group g of the topic orders."""
 
-    def listen(self, f: str, member: str, generation: int, *partitions: int) -> None:
+    def listen(self, f: str, member: str, generation: int | None, *partitions: int) -> None:
         names = [f"orders-{partition}" for partition in partitions]
         asked = {"group": "g", "member": member, "generation": generation, "partitions": names}
         self.do(f"{member}/listener", f, asked)
@@ -100,6 +100,30 @@ def test_being_assigned_is_acting() -> None:
     meanwhile.listen("assigned", "b", 3, 0)
     meanwhile.complete("a", "commit-offsets")
     is_true(ZombieCommit(), meanwhile)
+
+
+def test_the_generations_of_a_group_that_was_forgotten_begin_anew() -> None:
+    script = GroupScript()
+    script.append("p", 0, 8, 0)
+    script.do("a", "join", {"group": "g", "member": "a"})
+    script.listen("assigned", "a", 1, 0)
+    script.listen("assigned", "a", 2, 1)
+    script.given("a", 2, 0, 0, 4)  # It crashes, and has committed nothing.
+    script.listen("assigned", "b", 1, 0)
+    script.commit("b", 1, 4)
+    is_true(GroupExclusive(), script)
+    is_true(ZombieCommit(), script)
+    script.listen("assigned", "c", 1, 0)  # Now nothing is forgotten any more.
+    is_false(GroupExclusive(), script, "in generation 1 both b and c have orders-0")
+
+
+def test_who_does_not_know_its_generation_claims_nothing() -> None:
+    script = moved()
+    script.listen("assigned", "c", None, 0, 1)
+    script.listen("assigned", "d", None, 0, 1)
+    script.commit("b", 2, 4, 1)
+    is_true(GroupExclusive(), script)
+    is_true(ZombieCommit(), script)
 
 
 def test_a_partition_that_nobody_polls_is_left_out() -> None:

@@ -116,6 +116,15 @@ def test_seeks_get_where_they_ask() -> None:
     assert is_true(SeekHonoured(), script).looked_at == 7
 
 
+def test_a_record_that_came_later_may_be_of_any_time() -> None:
+    script = read()
+    script.seek("r", 21, timestamp=3000)  # There was none so late: it is the end.
+    script.append("slow", 0, 5, 21, timestamp=2500)
+    is_true(SeekHonoured(), script)
+    script.seek("r", 21, timestamp=3000)
+    is_false(SeekHonoured(), script, "sought 3000 ms and got 21, which is of 2500 ms")
+
+
 @pytest.mark.parametrize(
     ("got", "where", "says"),
     [
@@ -149,3 +158,21 @@ def test_the_poll_after_a_seek_begins_there() -> None:
     script.poll("other", {0: 0}, [], {0: 0})
     script.poll("r", {0: 3}, [(0, 3, "p", 3, 1)], {0: 4})
     is_false(SeekHonoured(), script, "r got to 4 by a seek, but its next poll began at 3")
+
+
+def test_what_is_assigned_anew_within_a_poll_begins_where_the_group_was() -> None:
+    def script(*, anew: bool) -> Script:
+        script = read()
+        asked = {"topic": "orders", "positions": {"orders-0": 4}, "member": "m"}
+        script.invoke("m", "poll", asked)
+        if anew:
+            change = {"group": "g", "member": "m", "generation": 2, "partitions": ["orders-0"]}
+            script.do("m/changes", "assigned", change, change)
+        answer = {"runs": [["orders-0", 15, "p", 14, 6]], "positions": {"orders-0": 21}}
+        script.complete("m", "poll", answer)
+        return script
+
+    says = ("m went from 4 to 21 and was not given offset 4", "was not given offset 11 to 14")
+    is_false(SkippedPoll(), script(anew=False), *says)
+    is_true(SkippedPoll(), script(anew=True))
+    is_true(PollOrder(), script(anew=True))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chaos.workloads.append import _acknowledged
+from penstock.chaos.workloads.casting import acknowledged
 from penstock.chaos.workloads.outcomes import is_certain, words_of
 from penstock.chaos.workloads.values import DAMAGED, ValueMaker, parse_value, runs_of
 from penstock.client import (
@@ -70,7 +70,7 @@ def at(offset: int) -> RecordMetadata:
 
 def test_what_was_acknowledged_is_kept_as_the_broker_said() -> None:
     lost = NetworkError("gone")
-    assert _acknowledged(7, [at(3), at(4), lost, at(5), at(9), at(-1), at(-1)]) == [
+    assert acknowledged(7, [at(3), at(4), lost, at(5), at(9), at(-1), at(-1)]) == [
         [7, 2, 3],
         [10, 1, 5],
         [11, 1, 9],

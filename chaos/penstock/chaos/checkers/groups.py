@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from penstock.chaos.checkers import Evidence, HeldFault
+from penstock.chaos.checkers.fates import Fate, transactions
 from penstock.chaos.checkers.members import Group, Poll, by_group, offsets_of
 from penstock.chaos.checkers.records import Records, topic_of
 from penstock.chaos.checkers.showing import show
@@ -24,8 +25,10 @@ _MS: Final = 1_000_000
 class GroupExclusive:
     """A group is not exclusive where two of its members have the same partition in the same
     generation. A member has what it was assigned, also in generations before, and what was neither
-    revoked from it nor lost; an assignment says so for its generation. An anomaly is a generation,
-    a partition and a second member.
+    revoked from it nor lost; an assignment says so for its generation. A group without members and
+    without committed offsets is forgotten, and its generations begin anew: assignments are compared
+    from the first one on after which none can be, the last before a commit that may have been
+    accepted. An anomaly is a generation, a partition and a second member.
     """
 
     name = "group-exclusive"
@@ -36,8 +39,11 @@ class GroupExclusive:
         findings = Findings(self.name)
         for group in by_group(history):
             first: dict[tuple[int, str], tuple[str, Operation]] = {}
+            kept_t = _kept_t(history, group)
             for generation, partition, member, operation in _claims(group):
                 findings.looked_at += 1
+                if operation.invoked.t < kept_t:
+                    continue
                 known, before = first.setdefault((generation, partition), (member, operation))
                 if known != member:
                     findings.add(
@@ -46,6 +52,20 @@ class GroupExclusive:
                         *show(before, operation),
                     )
         return findings.verdict("no member was assigned a partition")
+
+
+def _kept_t(history: History, group: Group) -> int:
+    """When the group was known last before it had offsets, which keep it from being forgotten."""
+    fates = history.derived(transactions)
+    aborted = {name for name, one in fates.items() if one.fate is Fate.ABORTED}
+    commits = (
+        one.invoked.t
+        for one in group.commits
+        if one.type is not Type.FAIL and one.invoked.value.get("txn") not in aborted
+    )
+    begun = min(commits, default=history.end_t + 1)
+    members = (one.invoked.t for one in group.assignments if one.invoked.f == "assigned")
+    return max((t for t in members if t < begun), default=0)
 
 
 def _claims(group: Group) -> Iterator[tuple[int, str, str, Operation]]:
@@ -58,7 +78,8 @@ def _claims(group: Group) -> Iterator[tuple[int, str, str, Operation]]:
         if f == "assigned":
             fresh = set(partitions) - its
             its |= fresh
-            yield from ((asked["generation"], part, member, one) for part in sorted(its))
+            if asked.get("generation") is not None:
+                yield from ((asked["generation"], part, member, one) for part in sorted(its))
         elif f == "revoked":
             its.difference_update(partitions)
         else:
@@ -150,7 +171,8 @@ class ZombieCommit:
     """A zombie commit is a commit of offsets (by itself, or sent to a transaction) that was
     accepted from a member in a generation older than one in which, before the commit was invoked,
     another member had acted on the partition: its poll was answered with records of it, or it was
-    done with its assignment. An anomaly is a commit and one of its partitions.
+    done with its assignment (looked at from where GroupExclusive does). An anomaly is a commit and
+    one of its partitions.
     """
 
     name = "zombie-commit"
@@ -160,7 +182,8 @@ class ZombieCommit:
         del evidence
         findings = Findings(self.name)
         for group in by_group(history):
-            acts = _acts(group)
+            kept_t = _kept_t(history, group)
+            acts = [act for act in _acts(group) if act[0] >= kept_t]
             at = 0
             # By partition the newest generation of each of its two newest members.
             newest: dict[str, dict[str, tuple[int, Operation]]] = defaultdict(dict)
@@ -217,6 +240,8 @@ def _acts(group: Group) -> list[_Act]:
     for one in group.assignments:
         if one.invoked.f == "assigned" and one.completed is not None and one.type is Type.OK:
             asked = one.invoked.value
+            if asked.get("generation") is None:
+                continue
             partitions = asked.get("partitions") or ()
             found.append((one.completed.t, asked["generation"], asked["member"], partitions, one))
     return sorted(found, key=lambda act: act[0])

@@ -282,8 +282,12 @@ class _Builder:
             if known is None:
                 number = self._partitions.number(name)
                 known = visits[entry] = visits[name] = (number, len(self._visits) // 8)
-                places = (before.get(name, NONE), after.get(name, NONE), ends.get(name, NONE))
-                reading = self._reading(reader, name, completed.t)
+                moved = self._moved(reader, name, completed.t)
+                # What was given to it anew within the poll was not read on from where it was.
+                is_anew = moved != self._moved(reader, name, operation.invoked.t)
+                asked_at = NONE if is_anew else before.get(name, NONE)
+                places = (asked_at, after.get(name, NONE), ends.get(name, NONE))
+                reading = self._reading(reader, name, moved)
                 self._visits.extend((place, number, reading, *places, *flags))
             return known
 
@@ -296,10 +300,13 @@ class _Builder:
         for entry in after:
             visit(entry)
 
-    def _reading(self, reader: str, partition: str, t: int) -> int:
-        """The reading that a poll answered then belongs to."""
+    def _moved(self, reader: str, partition: str, t: int) -> int:
+        """How often its position had been moved by then."""
         moves = bisect_left(self._moves.get((reader, partition), ()), t)
-        moves += bisect_left(self._move_all.get(reader, ()), t)
+        return moves + bisect_left(self._move_all.get(reader, ()), t)
+
+    def _reading(self, reader: str, partition: str, moves: int) -> int:
+        """The reading that follows so many moves."""
         number = self._readings.number(f"{reader}\0{partition}\0{moves}")
         if number == len(self._readers):
             self._readers.append(reader)

@@ -50,8 +50,8 @@ class SeekHonoured:
     the earliest and a record below was given to, or acknowledged for, anybody; where it asked for
     the latest and a record was acknowledged before at or above what it got (looked at in partitions
     without transactions); where it asked for a timestamp and a record below what it got was
-    acknowledged before and is not older, or the record at what it got is older; or where the
-    reader's next poll of the partition begins elsewhere. An anomaly is a seek.
+    acknowledged before and is not older, or the record at what it got is older and was acknowledged
+    before; or where the reader's next poll of the partition begins elsewhere. An anomaly is a seek.
 
     ``expiring`` names topics with retention, of which the earliest record is another as time goes
     by. Timestamps are judged of the appends that tell theirs (``timestamp``, in milliseconds).
@@ -156,7 +156,9 @@ def _wrong_time(
         offset = int(runs.offset[passed].min())
         stamp = int(stamps[passed][np.argmin(runs.offset[passed])])
         yield offset, f"sought {timestamp} ms and got {got}, but {offset} is of {stamp} ms"
-    at = np.flatnonzero((runs.offset <= got) & (runs.offset + runs.count > got) & (stamps != NONE))
+    # What came only then may be of any time: nothing as late was there, and the end was the answer.
+    here = (runs.offset <= got) & (runs.offset + runs.count > got)
+    at = np.flatnonzero(here & before & (stamps != NONE))
     for run in at.tolist()[:1]:
         if stamps[run] < timestamp:
             yield got, f"sought {timestamp} ms and got {got}, which is of {stamps[run]} ms"

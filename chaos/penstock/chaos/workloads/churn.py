@@ -11,9 +11,10 @@ from typing import Any, Final
 from penstock.chaos.checkers import Checker
 from penstock.chaos.recorder import Recorder
 from penstock.chaos.workloads import Client, ClientSpec, Plan, Surroundings
-from penstock.chaos.workloads.append import Choices, Producer, Reader, append, option
+from penstock.chaos.workloads.casting import Choices, Producer, append, option
 from penstock.chaos.workloads.claims import GONE, Claim
 from penstock.chaos.workloads.outcomes import is_refused, words_of
+from penstock.chaos.workloads.reader import Reader
 from penstock.chaos.workloads.values import ValueMaker
 from penstock.client import (
     AdminClient,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.chaos.recorder import Recorder
 from penstock.chaos.workloads import Client, ClientSpec, Plan, Surroundings
-from penstock.chaos.workloads.append import Choices, Pace, option
+from penstock.chaos.workloads.casting import Choices, Pace, option
 from penstock.chaos.workloads.outcomes import is_certain, words_of
 from penstock.client import (
     AdminClient,

@@ -18,7 +18,7 @@ from typing import Any, Final
 from penstock.chaos.checkers import Checker
 from penstock.chaos.recorder import Recorder
 from penstock.chaos.workloads import Client, ClientSpec, Plan, Surroundings
-from penstock.chaos.workloads.append import Choices, Pace, option
+from penstock.chaos.workloads.casting import Choices, Pace, option
 from penstock.chaos.workloads.claims import Claim
 from penstock.chaos.workloads.outcomes import words_of
 from penstock.client import AdminClient, AsyncAdminClient, PenstockError, TopicAlreadyExistsError

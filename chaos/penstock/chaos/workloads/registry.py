@@ -10,13 +10,21 @@ from penstock.chaos.workloads import Workload
 from penstock.chaos.workloads.append import Append
 from penstock.chaos.workloads.churn import Churn
 from penstock.chaos.workloads.compacted import Compacted
+from penstock.chaos.workloads.group import Group
+from penstock.chaos.workloads.offsets import Offsets
+from penstock.chaos.workloads.process import Process
 from penstock.chaos.workloads.register import Register
 from penstock.chaos.workloads.retention import Retention
+from penstock.chaos.workloads.transfer import Transfer
 
 WORKLOADS: Final[Mapping[str, Workload]] = {
     one.name: one
     for one in (
         Append(),
+        Group(),
+        Offsets(),
+        Process(),
+        Transfer(),
         Churn(),
         Compacted(),
         Register(),

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.chaos.workloads import Client, ClientSpec, Plan, Surroundings
-from penstock.chaos.workloads.append import Choices, Producer, Reader, option
+from penstock.chaos.workloads.casting import Choices, Producer, option
+from penstock.chaos.workloads.reader import Reader
 from penstock.client import (
     AdminClient,
     AsyncAdminClient,

@@ -28,7 +28,7 @@ from penstock.broker.core.transaction_values import (
     State,
     Transaction,
 )
-from penstock.broker.core.transactions import Marker, OpenTransactions
+from penstock.broker.core.transactions import EndedTransaction, Marker, OpenTransactions
 from penstock.broker.core.verification import Append, Arrived, Ask, Verification
 from penstock.broker.core.write_queue import TakenBack, Write, WriteQueue
 from penstock.chaos.simulator import memory_log, serving
@@ -317,6 +317,15 @@ def _nobody_is_aborted(_: MemoryLog, __: int, ___: int) -> tuple[tuple[int, int]
     return ()
 
 
+_commit_stage = ProducerStage.commit
+
+
+def _no_end_is_told(self: ProducerStage) -> list[EndedTransaction]:
+    """A broker's own log hears of what is aborted by this."""
+    _commit_stage(self)
+    return []
+
+
 def _all_that_is_committed(_: MemoryLog, high_watermark: int) -> int:
     return high_watermark
 
@@ -514,6 +523,7 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         "aborted_for",
         _nobody_is_aborted,
         given=TRANSACTIONS,
+        also=((ProducerStage, "commit", _no_end_is_told),),
     ),
     "open-transactions-are-served": Bug(
         "readers of committed records read up to the high watermark",

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.broker.core import group_offsets
+from penstock.broker.core import group_codec, group_offsets
 from penstock.broker.core.group_shard import GroupShard
 from penstock.broker.core.group_state import GroupState
 from penstock.broker.core.group_values import CommittedOffset, Producer
@@ -52,6 +52,20 @@ def _end_as_committed(self: GroupState, ended: Producer, *, commit: bool, up_to:
 
 def _count_at_once(self: GroupShard, _: Producer, key: bytes, value: bytes | None) -> bool:
     return self.replay(key, value)
+
+
+_replay = GroupShard.replay
+
+
+def _replay_but_positions(self: GroupShard, key: bytes, value: bytes | None) -> bool:
+    replayed = group_codec.decode(key, value)
+    if replayed is not None and isinstance(replayed.slot, TopicPartition):
+        return True
+    return _replay(self, key, value)
+
+
+def _replay_nothing(_: GroupShard, __: Producer, ___: bytes, ____: bytes | None) -> bool:
+    return True
 
 
 def _nobody_is_asked(
@@ -107,6 +121,14 @@ GROUP_BUGS: Final[dict[str, Bug]] = {
         "replay_transactional",
         _count_at_once,
         given=_TRANSACTIONS,
+    ),
+    "positions-are-forgotten-by-loads": Bug(
+        "who loads a group passes over its positions, and all begin anew",
+        GroupShard,
+        "replay",
+        _replay_but_positions,
+        given=_TRANSACTIONS,
+        also=((GroupShard, "replay_transactional", _replay_nothing),),
     ),
     "positions-are-not-verified": Bug(
         "a group coordinator appends positions of which no transaction's coordinator knows",
