@@ -49,7 +49,7 @@ class Append:
 
     def prepare(self, admin: AdminClient, plan: Plan) -> None:
         """Make the topic, with as many copies as there can usefully be."""
-        make_topic(admin, plan, TOPIC, option(plan, "partitions"))
+        make_topic(admin, plan, TOPIC, _option(plan, "partitions"))
 
     def clients(self, plan: Plan) -> Sequence[ClientSpec]:
         """Producers, most of one partition each, and readers, each of all partitions."""
@@ -92,6 +92,5 @@ class Append:
         return [*appends(), AcksLevels(), SeekHonoured()]
 
 
-def option(plan: Plan, workload: str, choices: Choices, name: str) -> int:
-    """An option of the workload. Raises PlanError where it is none, or not as it may be."""
+def _option(plan: Plan, name: str) -> int:
     return casting.option(plan, Append.name, _OPTIONS, name)

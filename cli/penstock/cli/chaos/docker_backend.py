@@ -436,6 +436,15 @@ class DockerBackend:
         """Where it keeps everything but its settings and its log."""
         return self._nodes[node].directory
 
+    def format(self, node: int) -> None:
+        """Make its directory, which is empty, one of this cluster's. Raises FaultError."""
+        one = self._nodes[node]
+        try:
+            format_directory(one.directory, self._cluster_id, one.node_id)
+        except PenstockError as error:
+            raise FaultError(str(error)) from error
+        _own(one.directory)
+
     def set_clock(self, node: int, offset_ms: int) -> None:
         """They are all one here."""
         if offset_ms:

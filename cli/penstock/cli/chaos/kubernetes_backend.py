@@ -35,6 +35,7 @@ _POLL_S: Final = 0.2
 _POD_NAME: Final = "statefulset.kubernetes.io/pod-name"
 """The label that a StatefulSet gives each of its pods."""
 _CUT: Final = LinkFault(cut=True)
+_NO_FILES: Final = "the backend kubernetes has no files; next: see `capabilities`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +290,11 @@ class KubernetesBackend:
 
     def data_directory(self, node: int) -> Path:
         """It is elsewhere."""
-        raise FaultError("the backend kubernetes has no files; next: see `capabilities`")
+        raise FaultError(_NO_FILES)
+
+    def format(self, node: int) -> None:
+        """It is elsewhere."""
+        raise FaultError(_NO_FILES)
 
     def set_clock(self, node: int, offset_ms: int) -> None:
         """Clocks cannot be moved here."""
