@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.replication.ports import Push
@@ -197,3 +199,24 @@ def test_a_position_is_stated_once_all_of_the_log_is_durable() -> None:
         await node.manager.stop()
 
     run_virtually(main())
+
+
+def test_what_the_leader_pushes_while_a_follower_stops_is_no_trouble() -> None:
+    """It wakes who states positions, when nothing is followed any more."""
+
+    async def main() -> None:
+        node = FollowerUnderTest()
+        await node.manager.start()
+        stream = await node.follow(0)
+        assert stream.push is not None
+        stream.push(push_of(1, b"a"))
+        await node.follow(1)
+        stopping = asyncio.ensure_future(node.manager.stop())
+        await asyncio.sleep(0)  # One turn: the links are about to stop.
+        stream.push(push_of(2, b"b"))
+        await stopping
+        assert stream.positions() == [(0, 0)], "its log is not durable"
+
+    with capture_logs() as told:
+        run_virtually(main())
+    assert [one for one in told if one["log_level"] == "error"] == []

@@ -93,7 +93,7 @@ class LeaderLink:
         self.leader_id = leader_id
         self.followed: dict[TopicIdPartition, Following] = {}
         self._links = links
-        self._to_state: dict[TopicIdPartition, None] = {}
+        self._to_state: dict[TopicIdPartition, None] = {}  # Of those that are followed.
         self._stops: list[TopicIdPartition] = []
         self._acks: list[_Ack] = []
         self._starts: dict[TopicIdPartition, _Applied] = {}  # Not durable yet, told apart.
@@ -163,6 +163,8 @@ class LeaderLink:
             if following.timer is not None:
                 following.timer.cancel()
         self.followed.clear()
+        # The writer lives until the stream is closed, and may be woken before.
+        self._to_state.clear()
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
