@@ -181,6 +181,10 @@ class Group:
     committed: list[int] = field(default_factory=lambda: [0, 0])
     owner: list[str] = field(default_factory=lambda: ["", ""])
     owned_since: list[int] = field(default_factory=lambda: [0, 0])
+    """Of each partition the generation in which its owner got it."""
+    kept_since: int | None = None
+    """The generation of the first commit: a group without offsets may be forgotten, and begin anew,
+    so that nothing can be said of what was before."""
     position: dict[tuple[str, int], int] = field(default_factory=dict)
     generation_of: dict[str, int] = field(default_factory=dict)
     zombies: list[tuple[str, int, int]] = field(default_factory=list)
@@ -214,7 +218,7 @@ class Group:
         self.take(partition, f"m{self.members}")
 
     def take(self, partition: int, member: str) -> None:
-        self.owner[partition] = member
+        self.owner[partition], self.owned_since[partition] = member, self.generation
         self.generation_of[member] = self.generation
         self.listen("assigned", member, self.generation, partition)
         self.position[member, partition] = self.committed[partition]
@@ -240,6 +244,8 @@ class Group:
             offset = self.position[member, partition]
             if offset:
                 self.committed[partition] = offset
+                if self.kept_since is None:
+                    self.kept_since = self.generation
                 self.accept(member, partition, self.generation_of[member], offset)
 
     def accept(self, member: str, partition: int, generation: int, offset: int, **more) -> None:
@@ -283,13 +289,19 @@ class Group:
         partition = self.random.randrange(2)
         member = self.owner[partition]
         assume(member)
+        since = self.kept_since
         if how == "zombie":
-            live = [one for one in self.zombies if self.owner[one[1]]]
+            live = [
+                one
+                for one in self.zombies
+                if self.owner[one[1]] and since is not None and self.owned_since[one[1]] >= since
+            ]
             assume(live)
             zombie, partition, generation = self.random.choice(live)
             self.accept(zombie, partition, generation, self.committed[partition])
             return {"zombie-commit"}
         if how == "second owner":
+            assume(since is not None)
             self.listen("assigned", member, self.generation_of[member], partition)
             self.listen("assigned", "other", self.generation_of[member], partition)
             return {"group-exclusive"}
