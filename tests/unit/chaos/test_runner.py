@@ -89,7 +89,6 @@ def test_a_stop_in_the_middle_of_a_fault_heals_and_judges_all_the_same(tmp_path:
         "load",
         "heal",
         "final reads",
-        "read the replicas",
         "stop the nodes",
         "judge",
     ]

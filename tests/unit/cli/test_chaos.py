@@ -207,19 +207,19 @@ def test_the_matrix_leaves_out_what_cannot_be_here(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def ending(plan: RunPlan, _: Sequence[ScheduledFault] | None) -> Judgement:
-        if plan.nemesis == "lossy":
-            raise PlanError("the nemesis lossy needs packets, which the backend local has not here")
+        if plan.nemesis == "power":
+            raise PlanError("the nemesis power needs disks, which the backend local has not here")
         return Judgement([verdict(Valid.TRUE)])
 
     stage(monkeypatch, ending)
     done = chaos("matrix", "--out", tmp_path, "--output", "json")
     assert done.exit_code == 0
     cells = {one["nemesis"]: one for one in map(json.loads, done.stdout.splitlines())}
-    assert cells["lossy"]["verdict"] == "left out"
-    assert "needs packets" in cells["lossy"]["what"]
+    assert cells["power"]["verdict"] == "left out"
+    assert "needs disks" in cells["power"]["what"]
     assert cells["kill"]["verdict"] == "true"
     # Who names it wants it.
-    assert chaos("matrix", "--nemesis", "kill,lossy", "--out", tmp_path).exit_code == 3
+    assert chaos("matrix", "--nemesis", "kill,power", "--out", tmp_path).exit_code == 3
 
 
 def test_the_matrix_goes_on_after_a_cell_that_never_ran(
