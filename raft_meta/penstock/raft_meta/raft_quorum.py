@@ -37,6 +37,7 @@ from penstock.raft_meta.quorum import (
     StateMachine,
 )
 from penstock.raft_meta.reminders import reminder_of
+from penstock.raft_meta.room import told_by_name
 from penstock.raft_meta.rules.changing import Refusal
 from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.taking import SnapshotTaking
@@ -474,7 +475,7 @@ class RaftQuorum:
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed.done():
-            self._failed.set_exception(error)
+            self._failed.set_exception(told_by_name(error, self._config.data_dir))
             self._failed.exception()  # Retrieved: a node that never waits logs no complaint.
             self._abandon("this controller failed")
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import lmdb
+
+from penstock.wire.errors import StorageError
 
 # A file that cannot be opened for want of a descriptor waits for one as others wait for room.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
@@ -25,6 +28,21 @@ def is_full(error: Exception) -> bool:
         # Older releases give no code, but have a class for ENOSPC.
         return getattr(error, "code", None) in _FULL or isinstance(error, lmdb.DiskError)
     return isinstance(error, OSError) and error.errno in _FULL
+
+
+def told_by_name(error: BaseException, directory: Path) -> BaseException:
+    """The same failure of a controller, as one that says what, where and what to do if it is its
+    disk's. The error is the cause of what is made of it.
+    """
+    if not isinstance(error, lmdb.Error | OSError):
+        return error
+    failure = StorageError(
+        f"the controller's disk failed, with its metadata in {directory}: {error}; next: free or "
+        "replace that disk; a node whose directory is lost joins anew, as "
+        "docs/operating/failures.md says under 'Replacing a controller'"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def give_up(error: Exception) -> None:

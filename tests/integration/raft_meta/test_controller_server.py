@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 
 import pytest
@@ -22,6 +23,7 @@ from penstock.wire.errors import (
     InvalidRequestError,
     NotControllerError,
     RequestTimedOutError,
+    StorageError,
 )
 from tests.integration.raft_meta.controllers import until
 
@@ -96,7 +98,7 @@ async def test_an_engine_failure_ends_the_controller(tmp_path):
 
     failed = server.wait_failed()
     server._quorum._thread.submit(fail)
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(StorageError, match=f"{re.escape(str(tmp_path))}.*the disk is gone"):
         await asyncio.wait_for(failed, 10)
     await server.stop()
 

@@ -25,7 +25,7 @@ from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
 from penstock.raft_meta.taking import SnapshotTaking
 from penstock.raft_meta.voter import Installed
 from penstock.v1 import raft_pb2
-from penstock.wire.errors import DataDirectoryError
+from penstock.wire.errors import DataDirectoryError, StorageError
 from tests.support import eventually
 from tests.unit.raft_meta.lone_voter import Lone, Message, append, entry
 
@@ -181,7 +181,7 @@ async def test_a_write_that_fails_ends_the_controller(
 ) -> None:
     disk.error = OSError(errno.EIO, "Input/output error")
     await propose_until_due(quorum)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(StorageError, match=r"controller's disk failed.*Input/output error; next: "):
         await asyncio.wait_for(quorum.wait_failed(), DEADLINE_S)
     assert not files(tmp_path)
     await asyncio.to_thread(quorum._thread.join)
