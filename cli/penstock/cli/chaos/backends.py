@@ -160,7 +160,12 @@ def _options(plan: RunPlan, known: Mapping[str, str]) -> dict[str, str]:
 
 def _check_bug(bug: str) -> None:
     from penstock.chaos.errors import PlanError  # noqa: PLC0415 - not for --help.
-    from penstock.cli.chaos.node_bugs import BUGS  # noqa: PLC0415 - it imports the broker.
+    from penstock.cli.chaos.node_bugs import BUGS, SIMULATED  # noqa: PLC0415 - needs the broker.
 
+    if bug in SIMULATED:
+        raise PlanError(
+            f"the bug {bug!r} is one of simulated nodes alone: a real one would not have it; next: "
+            f"`penstock chaos sim --bug {bug}`"
+        )
     if bug not in BUGS:
         raise PlanError(f"there is no known bug {bug!r}; next: `penstock chaos list` shows them")

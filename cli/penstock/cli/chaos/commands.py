@@ -209,7 +209,7 @@ def list_names(ctx: typer.Context, *, output: Output = None) -> None:
         *(("workload", one.name, one.summary) for one in WORKLOADS.values()),
         *(("nemesis", one.name, one.summary) for one in NEMESES.values()),
         *(("checker", one.name, summary) for one, summary in SUMMARIES.items()),
-        *(("bug", name, summary) for name, summary in _bugs()),
+        *_bugs(),
     ]
     if settings.as_json:
         for kind, name, summary in rows:
@@ -218,12 +218,16 @@ def list_names(ctx: typer.Context, *, output: Output = None) -> None:
         print_table(("Kind", "Name", "Summary"), rows)
 
 
-def _bugs() -> list[tuple[str, str]]:
+def _bugs() -> list[tuple[str, str, str]]:
+    """Kind, name and summary of each: some are for simulated nodes alone (`sim`)."""
     try:
-        from penstock.cli.chaos.node_bugs import BUGS  # noqa: PLC0415 - needs the broker.
+        from penstock.cli.chaos.node_bugs import BUGS, SIMULATED  # noqa: PLC0415 - needs the broker.
     except ModuleNotFoundError:
         return []
-    return [(name, bug.description) for name, bug in BUGS.items()]
+    return [
+        *(("bug", name, bug.description) for name, bug in BUGS.items()),
+        *(("bug of sim", name, bug.description) for name, bug in SIMULATED.items()),
+    ]
 
 
 @app.command("check")

@@ -85,5 +85,21 @@ _OF_NODES: Final[dict[str, Bug]] = {
     ),
 }
 
-BUGS: Final[dict[str, Bug]] = {**CORE_BUGS, **_OF_NODES}
+
+def _is_in_nodes(bug: Bug) -> bool:
+    """Whether it changes something that a node runs, and not the simulator's model alone."""
+    targets = [bug.target, *(target for target, _, _ in bug.also)]
+    modules = [getattr(one, "__module__", None) or vars(one)["__name__"] for one in targets]
+    return not all(module.startswith("penstock.chaos.") for module in modules)
+
+
+SIMULATED: Final[dict[str, Bug]] = {
+    name: bug for name, bug in CORE_BUGS.items() if not _is_in_nodes(bug)
+}
+"""Those of the simulator's disks, networks and models of shells: a node would not have them."""
+
+BUGS: Final[dict[str, Bug]] = {
+    **{name: bug for name, bug in CORE_BUGS.items() if name not in SIMULATED},
+    **_OF_NODES,
+}
 """All that a node can be started with, by name."""
