@@ -142,6 +142,7 @@ class Cable:
         self.port = self._server.getsockname()[1]
         self._ends: list[socket.socket] = []
         self._is_cut = False
+        self.refused = 0  # Connections that came while it was cut.
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -174,6 +175,7 @@ class Cable:
                 return
             with self._lock:
                 if self._is_cut:
+                    self.refused += 1
                     near.close()
                     continue
                 far = socket.create_connection(("127.0.0.1", self._target))

@@ -5,11 +5,11 @@
     make pipeline-crashes ROUNDS=20 SEED=7
 
 Each round has topics, a query from one to the other, and a seed of its own. Something fails in it
-at a moment where that hurts (``failing``; five rounds in a row have all of them), a few more things
+at a moment where that hurts (``failing``; ten rounds in a row have each of them), a few more things
 are killed at random moments of some batch, what has died is started again, and in the end the round
-reads what committed readers see. Nothing may be missing,
-and nothing be there twice. Every fourth round is the control: it writes at least once, its driver
-dies behind the sink's commit, and it has to show duplicates.
+reads what committed readers see. Nothing may be missing, and nothing be there twice. Every fourth
+round is the control: it writes at least once, its driver dies behind the sink's commit, and it has
+to show duplicates.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def test_what_is_wrong_with_a_project_is_named(project: Project, text: str, comp
     assert "Traceback" not in done.stderr
 
 
-def test_a_flow_that_fails_for_good_is_told_in_lines_and_tried_once(tmp_path: Path) -> None:
+def test_a_flow_that_no_broker_answers_is_tried_twice_and_told_in_lines(tmp_path: Path) -> None:
     # On this machine, so that what Spark itself writes is seen as well.
     project = files_project(tmp_path / "project")
     (port,) = free_ports(1)
@@ -141,7 +141,7 @@ def test_a_flow_that_fails_for_good_is_told_in_lines_and_tried_once(tmp_path: Pa
     said = done.stdout + done.stderr
     assert "Traceback" not in said
     assert not [line for line in said.splitlines() if line.startswith(("\tat ", "  File "))]
-    assert done.stdout.count("has FAILED") == 1
+    assert done.stdout.count("has FAILED") == 2
     error, step = [line for line in done.stderr.splitlines() if line.startswith(("error", "next"))]
     assert error.startswith("error: the run failed: Flow 'Upper' has FAILED. BootstrapError: ")
     assert f"127.0.0.1:{port}: connection refused" in error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,11 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from penstock.pipeline.reasons import reason_of
 from tests.integration.cluster import Cluster
+from tests.integration.ports import free_ports
+from tests.pipeline.brokers import Cable
 from tests.pipeline.logs import make_topic, read, values
+from tests.pipeline.pipe import Pipe
+from tests.support import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -198,8 +203,8 @@ REFUSED: dict[str, tuple[Callable[[SparkSession], DataFrame], dict[str, Any], st
     ),
     "a topic that is not there": (
         lambda spark: numbers(spark, 1),
-        {"topic": "sink-colums", "penstock.max.block.ms": "2000"},
-        "UnknownTopicOrPartitionError",
+        {"topic": "sink-colums"},
+        "WriteFailedError: the penstock sink: nothing was written, for there is no topic sink-c",
     ),
     "a record that is too large": (
         lambda spark: spark.range(1).selectExpr("repeat('x', 2000000) AS value"),
@@ -281,6 +286,42 @@ def test_what_brokers_refuse_says_why_and_what_to_do_in_spark(
 
 def reason(caught: pytest.ExceptionInfo[PySparkException]) -> str:
     return reason_of(str(caught.value))
+
+
+def test_a_query_to_a_wrong_address_ends_before_a_task_begins(pipe: Pipe) -> None:
+    (port,) = free_ports(1)
+    pipe.feed()
+    options = pipe.options(**{"penstock.bootstrap.servers": f"127.0.0.1:{port}"})
+    said = pipe.fail(pipe.to_sink("penstock", options), "nothing was written")
+    assert reason_of(said).startswith(
+        "WriteFailedError: the penstock sink: nothing was written to "
+        f"penstock.bootstrap.servers=127.0.0.1:{port}: BootstrapError: no bootstrap address"
+    )
+    assert "task" not in said.lower()
+
+
+@pytest.mark.parametrize("form", ["writeStream", "foreachBatch"])
+def test_a_query_outlives_an_outage_in_which_it_plans_a_batch(pipe: Pipe, form: str) -> None:
+    cable = Cable(int(pipe.cluster.bootstrap.split(",")[0].rpartition(":")[2]))
+    cable.cut()
+    options = pipe.options(**{"penstock.bootstrap.servers": f"127.0.0.1:{cable.port}"})
+
+    def each(frame: DataFrame, _: int) -> None:
+        frame.write.format("penstock").mode("append").options(**options).save()
+
+    pipe.feed()
+    writer = pipe.to_sink("penstock", options) if form == "writeStream" else pipe.for_each(each)
+    try:
+        query = pipe.start(writer)
+        wait_until(lambda: bool(cable.refused) or not query.isActive, "the sink asks", 90)
+        # Longer than one question, which takes penstock.bootstrap.timeout.ms: 5 s.
+        until = time.monotonic() + 8
+        wait_until(lambda: time.monotonic() > until or not query.isActive, "some seconds pass", 60)
+        cable.plug_in()
+        assert query.awaitTermination(120)
+    finally:
+        cable.close()
+    assert pipe.read() == pipe.wanted
 
 
 def test_a_log_cannot_be_overwritten(spark: SparkSession, penstock_cluster: Cluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
@@ -19,6 +21,16 @@ from penstock.pipeline.worker_process import settle_in
 
 class PenstockDataSource(DataSource):
     """``format("penstock")``."""
+
+    _plans = True
+    """Whether a writer is asked for to plan a batch: then Spark makes the source of its options.
+    The process that commits or aborts a batch of a stream has a pickled one, and a question to the
+    cluster that failed there would have a batch be said not to be written that is, or its abort be
+    left out."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickled one has."""
+        return {**self.__dict__, "_plans": False}
 
     @classmethod
     def name(cls) -> str:
@@ -46,12 +58,12 @@ class PenstockDataSource(DataSource):
         return options
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """For ``df.write``. Raises OptionError, SchemaError, and WriteFailedError where there is
-        no such cluster or topic.
+        """For ``df.write``. Raises OptionError, SchemaError, and, where a batch is planned,
+        WriteFailedError as ``check_target`` does.
         """
         settle_in()
         plan = SinkPlan.of(self.options, schema, overwrite=overwrite)
-        check_target(plan.options, once=False)
+        self._ask_for_target(plan)
         return BatchWriter(plan)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's.
@@ -62,5 +74,9 @@ class PenstockDataSource(DataSource):
         """
         settle_in()
         plan = SinkPlan.of(self.options, schema, stream=True)
-        check_target(plan.options, once=True)
+        self._ask_for_target(plan)
         return StreamWriter(plan)
+
+    def _ask_for_target(self, plan: SinkPlan) -> None:
+        if self._plans:
+            check_target(plan.options)

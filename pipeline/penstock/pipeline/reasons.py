@@ -18,8 +18,7 @@ _NAMED: Final = re.compile(
 )
 _CLASS: Final = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception)): ")
 _HOPELESS: Final = frozenset(
-    # An address where nobody answers is among them: the client has tried it for a while by then.
-    {"BootstrapError", "ConfigurationError", "ConverterError", "DataLossError"}
+    {"ConfigurationError", "ConverterError", "DataLossError"}
     | {"InvalidConfigError", "InvalidTopicError", "JavaMissingError", "OptionError"}
     | {"RecordTooLargeError", "RowError", "SchemaError", "SharedSinkIdError", "SparkMissingError"}
     | {"AccessForbiddenError", "StaleCheckpointError", "TransformError"}
@@ -49,6 +48,11 @@ def error_names(text: str) -> list[str]:
 def is_hopeless(reason: str) -> bool:
     """Whether trying again is in vain until somebody changes something: by the errors it names."""
     return not _HOPELESS.isdisjoint(error_names(reason))
+
+
+def is_unreachable(reason: str) -> bool:
+    """Whether no broker answered: an outage, or an address that is wrong. Trying again tells."""
+    return "BootstrapError" in error_names(reason)
 
 
 def as_written(text: str, names: Iterable[str]) -> str:

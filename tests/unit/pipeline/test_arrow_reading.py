@@ -73,13 +73,23 @@ class FakeConsumer:
         self.answered = False
         self.topic_id = TOPIC_ID
         self.waiting: PenstockError | None = None
-
         self.ignorance: list[PenstockError] = []
+        self.opens = 0
+        self.is_open = False
+
+    def open(self, _options: SourceOptions) -> FakeConsumer:
+        """As by a new connection: what the one before was told is not known."""
+        assert not self.is_open
+        self.opens += 1
+        self.is_open, self.answered, self.at = True, False, -1
+        return self
 
     def close(self, _timeout_ms: float) -> None:
-        pass
+        assert self.is_open
+        self.is_open = False
 
     def assign(self, partitions: list[TopicPartition]) -> None:
+        assert self.is_open
         assert partitions == [WHERE]
         if self.ignorance:
             raise self.ignorance.pop(0)
@@ -90,6 +100,7 @@ class FakeConsumer:
         self.answered = False
 
     def fetch_arrow(self, timeout_ms: float, max_records: int) -> pa.Table:
+        assert self.is_open
         self.asked.append(max_records)
         step = self.script.pop(0) if self.script else None
         if isinstance(step, Callable):  # type: ignore[arg-type]
@@ -131,10 +142,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     def read_with(consumer: FakeConsumer, start: int, end: int, **options: str) -> list[int]:
-        monkeypatch.setattr(arrow_reading, "open_consumer", lambda _: consumer)
+        monkeypatch.setattr(arrow_reading, "open_consumer", consumer.open)
         given = {"penstock.bootstrap.servers": "localhost:9092", "subscribe": "t", **options}
         wanted = Slice("t", 0, start, end, str(TOPIC_ID), 0)
-        batches = list(read_slice(SourceOptions.load(given), wanted))
+        try:
+            batches = list(read_slice(SourceOptions.load(given), wanted))
+        finally:
+            assert not consumer.is_open
         return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
     return read_with
@@ -249,13 +263,34 @@ def test_a_topic_that_is_gone(clock: Clock, read: Read, error: PenstockError) ->
 def test_what_one_broker_has_not_heard_of_is_asked_for_again(
     clock: Clock, read: Read, error: PenstockError, fail: str
 ) -> None:
-    """Before anything is skipped, for the broker may be behind: what is there is read."""
+    """By new connections, before anything is skipped: the broker may be behind."""
     behind = FakeConsumer(clock, [table(5, 6, 7)])
     behind.ignorance = [error] * 3
     assert read(behind, 5, 8, failOnDataLoss=fail) == [5, 6, 7]
+    assert behind.opens == 4
     silence = [] if isinstance(error, InvalidRequestError) else [error] * 3
     later = FakeConsumer(clock, [table(5), *silence, table(6, 7)])
     assert read(later, 5, 8, failOnDataLoss=fail) == [5, 6, 7]
+    assert later.opens == 1 + len(silence)
+
+
+def test_an_answer_that_has_the_partition_is_worth_all_before_it(clock: Clock, read: Read) -> None:
+    gone = [UnknownTopicOrPartitionError("no such topic")] * 60
+    consumer = FakeConsumer(
+        clock, [table(5), *gone, answer_nothing, *gone, table(6, 7)], log=(0, 8)
+    )
+    assert read(consumer, 5, 8, failOnDataLoss="false") == [5, 6, 7]
+
+
+def test_two_answers_far_apart_are_too_few_to_pass_over_anything(clock: Clock, read: Read) -> None:
+    error = UnknownTopicOrPartitionError("no such topic")
+
+    def late(consumer: FakeConsumer) -> PenstockError:
+        consumer.clock.pass_by(60)
+        return error
+
+    consumer = FakeConsumer(clock, [table(5), error, late, table(6, 7)], log=(0, 8))
+    assert read(consumer, 5, 8, failOnDataLoss="false") == [5, 6, 7]
 
 
 def test_records_of_another_topic_are_not_read(clock: Clock, read: Read) -> None:

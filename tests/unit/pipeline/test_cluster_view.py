@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client import TopicPartition
+from penstock.client import TopicPartition, UnknownTopicOrPartitionError
 from penstock.pipeline.errors import DataLossError
 from penstock.pipeline.source import batch_reader, cluster_view
 from penstock.pipeline.source.cluster_view import ClusterView
@@ -120,6 +120,34 @@ def test_offsets_of_a_topic_are_never_taken_for_those_of_the_next_one(
     monkeypatch.setattr(batch_reader, "ClusterView", lambda _: found)
     with pytest.raises(DataLossError, match="its topic was deleted and made anew"):
         batch_reader.BatchReader(SourceOptions.load(given)).partitions()
+
+
+@pytest.mark.parametrize(
+    ("later", "found"), [((1, 1, 2), True), ((1,), False)], ids=["for-a-while", "for-good"]
+)
+def test_a_batch_is_not_planned_by_a_broker_that_is_behind(
+    monkeypatch: pytest.MonkeyPatch, later: tuple[int, ...], found: bool
+) -> None:
+    brokers = Brokers(2)
+
+    def fall_behind() -> None:
+        brokers.counts, brokers.on_offsets = list(later), lambda: None
+
+    brokers.on_offsets = fall_behind  # When it is known where the batch begins.
+    brokers.beginning_offsets = lambda partitions: (  # type: ignore[method-assign]
+        dict.fromkeys(brokers.end_offsets(partitions), 3)
+    )
+    monkeypatch.setattr(batch_reader, "ClusterView", lambda _: view(monkeypatch, brokers))
+    given = {"penstock.bootstrap.servers": "localhost:9092", "subscribe": "a"}
+    reader = batch_reader.BatchReader(SourceOptions.load(given))
+    if found:
+        planned: list[Any] = list(reader.partitions())
+        assert [(one.where, one.start, one.end) for one in planned] == [(A0, 3, 9), (A1, 3, 9)]
+        return
+    with pytest.raises(
+        UnknownTopicOrPartitionError, match=r"a-1 went away while the query was planned"
+    ):
+        reader.partitions()
 
 
 def test_a_batch_leaves_out_what_is_added_while_it_is_planned(

@@ -52,6 +52,40 @@ def test_a_table_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.endswith("next: name a table that is there, as schema.table")
 
 
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (psycopg.errors.DeadlockDetected("deadlock detected"), "try again"),
+        (psycopg.errors.QueryCanceled("statement timeout"), "mend what it says"),
+        (psycopg.errors.InvalidPassword("no"), "see whether the server answers there, and set url"),
+        (psycopg.errors.AdminShutdown("the server ends"), "see whether the server answers there"),
+    ],
+)
+def test_only_of_a_connection_the_url_is_to_be_mended(
+    monkeypatch: pytest.MonkeyPatch, error: psycopg.Error, step: str
+) -> None:
+    said = refused(monkeypatch, Database("host=db"), error)
+    assert f"; next: {step}" in said
+    assert ("set url" in said) == ("set url" in step)
+
+
+def test_a_password_with_blanks_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "two  blanks\tand a tab"
+    error = psycopg.OperationalError(f"{secret} is wrong")
+    said = refused(monkeypatch, Database("host=db", "ann", secret), error)
+    assert "OperationalError: *** is wrong; next" in said
+
+
+def test_with_a_short_password_nothing_of_the_server_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each "e" by itself would be hidden, which says what the password is."""
+    where = Database("host=db dbname=shop", "ann", "e")
+    said = refused(monkeypatch, where, psycopg.OperationalError("wrong password: e"))
+    assert "wrong" not in said
+    assert "OperationalError: the server's text is not shown, for the password is too short" in said
+
+
 def test_a_url_that_is_none_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     where = Database(f"postgres//ann:{SECRET}@db/shop")
     said = refused(monkeypatch, where, psycopg.ProgrammingError(f'missing "=" after {SECRET}'))

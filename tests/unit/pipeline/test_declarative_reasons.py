@@ -72,7 +72,7 @@ def test_names_are_told_as_they_are_written(text: str, written: str) -> None:
     ("reason", "hopeless"),
     [
         ("Flow 'x' has FAILED. OptionError: unknown option", True),
-        ("BootstrapError: no bootstrap address could be used", True),
+        ("BootstrapError: no bootstrap address could be used", False),
         ("WriteFailedError: the leader is away", False),
         ("[TASK_FAILED] it broke", False),
         ("a note about OptionError in passing", False),

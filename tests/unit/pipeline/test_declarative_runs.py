@@ -18,6 +18,7 @@ WRONG = (
     "penstock.pipeline.errors.OptionError: unknown option topik; next: mend it\n"
 )
 AWAY = WRONG.replace("OptionError: unknown option topik", "NetworkError: the broker went away")
+OUT = WRONG.replace("OptionError: unknown option topik", "BootstrapError: no address could be used")
 
 
 class Spark:
@@ -83,4 +84,29 @@ def test_the_other_flows_may_end_before_the_run_does() -> None:
     )  # fmt: skip
     told, _ = failure(spark)
     assert told[-1] == "Flow other has COMPLETED."
+    assert spark.dropped == ["some-graph"]
+
+
+def test_an_outage_may_pass_by_the_second_attempt_and_a_wrong_address_does_not() -> None:
+    spark = Spark("Flow shout is RUNNING.", OUT, "Flow shout is RUNNING.", "Flow shout is X.")
+    assert len(failure(spark)[0]) == 4
+    assert spark.dropped == []
+    spark = Spark("Flow shout is RUNNING.", OUT, "Flow shout is RUNNING.", OUT, "Flow shout is X.")
+    assert len(failure(spark)[0]) == 4
+    assert spark.dropped == ["some-graph"]
+
+
+def test_each_flow_has_its_own_second_attempt() -> None:
+    other = OUT.replace("shout", "other")
+    spark = Spark("Flow shout is RUNNING.", OUT, "Flow other is RUNNING.", other, "Flow x is Y.")
+    assert len(failure(spark)[0]) == 5
+    assert spark.dropped == []
+
+
+@pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "STARTING", "RUNNING"])
+def test_a_flow_is_under_way_from_its_first_state_on(state: str) -> None:
+    spark = Spark(
+        f"Flow other is {state}.", "Flow shout is RUNNING.", WRONG, "Flow other has COMPLETED."
+    )
+    assert len(failure(spark)[0]) == 4
     assert spark.dropped == ["some-graph"]

@@ -15,12 +15,29 @@ from penstock.pipeline.errors import ConnectorError
 _SECRETS: Final = ("password", "sslpassword", "passfile")
 _HIDDEN: Final = "***"
 _SHOWN: Final = ("host", "hostaddr", "port", "dbname", "user", "service")
-_MEND: Final[tuple[tuple[type[psycopg.Error], str], ...]] = (
+_LEAST_SECRET: Final = 4
+"""A shorter one is part of words, and by what is hidden of them it can be guessed."""
+_SERVER: Final = "see whether the server answers there"
+_CONNECTION_STATES: Final = ("08", "28")
+"""SQL's classes of states of connections that fail, and of users that are refused."""
+_MEND: Final[tuple[tuple[type[psycopg.Error] | tuple[type[psycopg.Error], ...], str], ...]] = (
     (psycopg.errors.UndefinedTable, "name a table that is there, as schema.table"),
     (psycopg.errors.InsufficientPrivilege, "grant the user what it is refused"),
     (
-        psycopg.OperationalError,
-        "see whether the server answers there, and set url, user and password",
+        (
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.LockNotAvailable,
+            psycopg.errors.SerializationFailure,
+        ),
+        "try again",
+    ),
+    (
+        (
+            psycopg.errors.AdminShutdown,
+            psycopg.errors.CannotConnectNow,
+            psycopg.errors.CrashShutdown,
+        ),
+        _SERVER,
     ),
 )
 
@@ -73,11 +90,31 @@ class Database:
                 f"{doing}: url is nothing that libpq connects by; next: write "
                 "postgresql://host:port/database, with options user and password beside it"
             )
-        text = " ".join(str(error).split())
-        for name in _SECRETS:
-            if secret := known.get(name):
-                text = text.replace(secret, _HIDDEN)
-        mend = next((step for kind, step in _MEND if isinstance(error, kind)), "mend what it says")
+        text = _without_secrets(str(error), [known.get(name, "") for name in _SECRETS])
         return ConnectorError(
-            f"{doing} at {self.shown}: {type(error).__name__}: {text}; next: {mend}"
+            f"{doing} at {self.shown}: {type(error).__name__}: {text}; next: {_step(error)}"
         )
+
+
+def _without_secrets(text: str, secrets: list[str]) -> str:
+    """The text in a line."""
+    given = sorted(filter(None, secrets), key=len, reverse=True)
+    if given and len(given[-1]) < _LEAST_SECRET:
+        return "the server's text is not shown, for the password is too short to be hidden in it"
+    for secret in given:
+        text = text.replace(secret, _HIDDEN)
+    return " ".join(text.split())
+
+
+def _step(error: psycopg.Error) -> str:
+    """What to do about it."""
+    for kind, step in _MEND:
+        if isinstance(error, kind):
+            return step
+    # What libpq itself has to say of a connection has no state of SQL's.
+    state = error.sqlstate
+    if isinstance(error, psycopg.OperationalError) and (
+        state is None or state.startswith(_CONNECTION_STATES)
+    ):
+        return f"{_SERVER}, and set url, user and password"
+    return "mend what it says"

@@ -69,7 +69,7 @@ from penstock.pipeline.connectors.jdbc_queries import (
     select_end,
     select_rows,
 )
-from penstock.pipeline.connectors.pacing import DEFAULT_INTERVAL_MS, Pacing
+from penstock.pipeline.connectors.pacing import Pacing
 from penstock.pipeline.connectors.repetition import check_repetition
 from penstock.pipeline.connectors.writer_identity import execution_of, writer_of
 from penstock.pipeline.errors import (
@@ -86,6 +86,7 @@ from penstock.pipeline.sink.replays import Content, plan_of
 
 _WHERE: Final = "the penstock-postgres source"
 _ROWS: Final = 10_000
+_POLL_INTERVAL_MS: Final = 200
 _MODES: Final = {
     "bulk": (),
     "incrementing": ("incrementingColumn",),
@@ -137,7 +138,7 @@ class _SourceOptions:
             options.text("query") if which == "query" else None,
             ordering if mode != "bulk" else None,
             most,
-            DEFAULT_INTERVAL_MS if interval_ms is None else interval_ms,
+            _POLL_INTERVAL_MS if interval_ms is None else interval_ms,
         )
 
     @property
@@ -157,7 +158,7 @@ class PostgresDataSource(DataSource):
     ``query``; ``mode`` bulk (batch queries alone), incrementing,
     timestamp or timestamp+incrementing, with ``incrementingColumn`` and ``timestampColumn``;
     ``timestampDelay`` (a span as 500ms: younger rows wait); ``maxRowsPerTrigger``
-    and ``pollInterval`` (1s: so long an idle stream waits until it asks again), not with bulk.
+    and ``pollInterval`` (200ms: so long an idle stream waits until it asks again), not with bulk.
     """
 
     @classmethod

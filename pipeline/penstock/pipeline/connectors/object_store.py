@@ -51,7 +51,7 @@ from penstock.pipeline.connectors.object_listing import (
     check_path,
     directory_of,
 )
-from penstock.pipeline.connectors.pacing import DEFAULT_INTERVAL_MS, Pacing
+from penstock.pipeline.connectors.pacing import Pacing
 from penstock.pipeline.connectors.repetition import check_repetition
 from penstock.pipeline.connectors.writer_identity import execution_of, writer_of
 from penstock.pipeline.errors import (
@@ -68,6 +68,7 @@ from penstock.pipeline.sink.replays import Content, plan_of
 _log: Final = logging.getLogger(__name__)
 _WHERE: Final = "the penstock-objects source"
 _PIECE_BYTES: Final = 8 << 20
+_POLL_INTERVAL_MS: Final = 1_000  # Stores take money for each listing.
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,7 @@ class _SourceOptions:
             ),
             options.whole_number("maxFilesPerTrigger", low=1),
             options.flag("failOnDataLoss", True),
-            options.span_ms("pollInterval", DEFAULT_INTERVAL_MS) or 0,
+            options.span_ms("pollInterval", _POLL_INTERVAL_MS) or 0,
         )
         options.finish()
         check_path(found.path, _WHERE)

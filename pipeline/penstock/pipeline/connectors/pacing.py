@@ -1,12 +1,12 @@
-"""How often a source asks a system that had nothing new: Spark's default trigger asks at once."""
+"""How often a source asks a system that had nothing new: Spark's default trigger asks at once.
+
+Spark asks the sources of a query one after the other, so whoever waits holds up the others too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic, sleep
-from typing import Final
-
-DEFAULT_INTERVAL_MS: Final = 1_000
 
 
 class Pacing:

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.pipeline.declarative import sql
 from penstock.pipeline.declarative.graph import Dataset, Graph, GraphFlow, shown_options
 from penstock.pipeline.errors import PipelineError
-from penstock.pipeline.reasons import MEND, NEXT, as_written, is_hopeless, pythons_reason, reason_of
+from penstock.pipeline.reasons import (
+    MEND,
+    NEXT,
+    as_written,
+    is_hopeless,
+    is_unreachable,
+    pythons_reason,
+    reason_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.pipelines.cli import PipelineSpec
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
 _STATE: Final = re.compile(r"Flow '?([^\s']+)'? (?:is|has) ([A-Z]+)")
 _COMPARE: Final = f"{NEXT}correct it, or compare with what `penstock pipeline init` writes"
-_UNDER_WAY: Final = frozenset({"QUEUED", "STARTING", "RUNNING"})
+_UNDER_WAY: Final = frozenset({"QUEUED", "PLANNING", "STARTING", "RUNNING"})
 
 
 class DefinitionError(PipelineError):
@@ -204,6 +212,7 @@ class _Told:
         self.detail = ""
         self._under_way: set[str] = set()
         self._hopeless: set[str] = set()
+        self._unreached: set[str] = set()
 
     def hear(self, message: str) -> None:
         """Take in an event's message."""
@@ -213,8 +222,16 @@ class _Told:
         # Each attempt fails anew, and for the same reason.
         for reason in _reasons(message):
             self.reason, self.detail = reason, message
-            if found and is_hopeless(reason):
+            if found and (is_hopeless(reason) or self._is_unreachable_again(found[1], reason)):
                 self._hopeless.add(found[1])
+
+    def _is_unreachable_again(self, flow: str, reason: str) -> bool:
+        """An outage may pass between two attempts, and a wrong address does not."""
+        if not is_unreachable(reason):
+            return False
+        is_again = flow in self._unreached
+        self._unreached.add(flow)
+        return is_again
 
     def in_vain(self) -> bool:
         """Whether all that could still happen is that flows without hope are tried again."""

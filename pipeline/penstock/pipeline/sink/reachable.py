@@ -1,4 +1,4 @@
-"""Whether there is anything to write to, asked once in the driver before tasks are.
+"""Whether there is anything to write to, asked where a batch is planned, before tasks are.
 
 A task that cannot write fails, and Spark attempts it three times more: each of them would wait for
 the same wrong address or the same absent topic. Spark offers no way to have it attempted less.
@@ -13,6 +13,7 @@ from typing import Final
 from penstock.client import (
     AdminClient,
     BootstrapError,
+    InvalidTopicError,
     PenstockError,
     UnknownTopicOrPartitionError,
 )
@@ -22,49 +23,71 @@ from penstock.pipeline.setting_names import as_options
 from penstock.pipeline.sink_options import SinkOptions
 
 _WHERE: Final = "the penstock sink"
-_AGREE_S: Final = 3.0
+_OUTAGE_S: Final = 30.0
+"""Brokers that are all away may come back: so long, as four attempts of a task take, nobody is told
+of it. Whether a ``df.write`` is a query's, which has to outlive that, Spark does not say here."""
+_AGREE_S: Final = 5.0
 """A broker may hear of a topic later than who has made it: so long it is asked for again."""
-_AGREE_PAUSE_S: Final = 0.1
+_PAUSE_S: Final = 0.1
 _seen: set[tuple[str, str | None]] = set()
-"""What this process has found already: Spark plans each batch of a query anew."""
+"""What this process has found already: Spark plans each batch of a query anew, mostly in the same
+one. Whatever becomes of it is for the tasks."""
 
 
 def check_target(
-    options: SinkOptions, *, once: bool, open_admin: Callable[..., AdminClient] = AdminClient
+    options: SinkOptions, *, open_admin: Callable[..., AdminClient] = AdminClient
 ) -> None:
-    """Raises WriteFailedError where no broker answers at the address, within
-    ``penstock.bootstrap.timeout.ms`` (5 s), or where there is no such topic.
+    """Raises WriteFailedError where no broker answers at the address for 30 s, where there is no
+    such topic for 5 s, and at once where no topic can have the name.
 
-    What else goes wrong is for the tasks, which need other rights than this question does. With
-    ``once`` a process does not ask again for what it has found.
+    What else goes wrong is for the tasks, which need other rights than this question does. A
+    process does not ask again for what it has found.
     """
     servers = options.client.bootstrap_servers
-    if once and (servers, options.topic) in _seen:
+    if (servers, options.topic) in _seen:
         return
-    until = monotonic() + _AGREE_S
+    begun_s = monotonic()
+    absent_since_s: float | None = None
     while True:
         try:
-            with open_admin(servers, **options.client.of(AdminConfig)) as admin:
-                if options.topic is None:
-                    admin.describe_cluster()
-                else:
-                    admin.describe_topics([options.topic])
+            _ask(options, open_admin)
         except BootstrapError as error:
-            raise WriteFailedError(
-                f"{_WHERE}: nothing was written to penstock.bootstrap.servers={servers}: "
-                f"BootstrapError: {as_options(error.message)}"
-            ) from None
+            absent_since_s = None
+            if monotonic() - begun_s >= _OUTAGE_S:
+                raise _refused(f" to penstock.bootstrap.servers={servers}", error) from None
         except UnknownTopicOrPartitionError as error:
-            if monotonic() >= until:
-                raise WriteFailedError(
-                    f"{_WHERE}: nothing was written, for there is no topic {options.topic} at "
-                    f"{servers}: UnknownTopicOrPartitionError: {error.message}; next: make it "
-                    f"(`penstock topics create {options.topic}`), or write another name as option "
-                    "topic"
+            now_s = monotonic()
+            absent_since_s = now_s if absent_since_s is None else absent_since_s
+            if now_s - absent_since_s >= _AGREE_S:
+                step = (
+                    f"make it (`penstock topics create {options.topic}`), or write another name "
+                    "as option topic"
+                )
+                raise _refused(
+                    f", for there is no topic {options.topic} at {servers}", error, step
                 ) from None
-            sleep(_AGREE_PAUSE_S)
-            continue
+        except InvalidTopicError as error:
+            raise _refused(f", for no topic can have the name {options.topic}", error) from None
         except PenstockError:
             return
-        _seen.add((servers, options.topic))
-        return
+        else:
+            _seen.add((servers, options.topic))
+            return
+        sleep(_PAUSE_S)
+
+
+def _ask(options: SinkOptions, open_admin: Callable[..., AdminClient]) -> None:
+    settings = options.client.of(AdminConfig)
+    with open_admin(options.client.bootstrap_servers, **settings) as admin:
+        if options.topic is None:
+            admin.describe_cluster()
+        else:
+            admin.describe_topics([options.topic])
+
+
+def _refused(why: str, error: PenstockError, step: str | None = None) -> WriteFailedError:
+    following = "" if step is None else f"; next: {step}"
+    return WriteFailedError(
+        f"{_WHERE}: nothing was written{why}: {type(error).__name__}: "
+        f"{as_options(error.message)}{following}"
+    )

@@ -45,6 +45,8 @@ _AGREE_S: Final = 10.0
 connections, for so long before it is passed over."""
 _AGREE_TO_FAIL_S: Final = 2.0
 """The same where the query fails for it: Spark attempts a task several times anyway."""
+_AGREE_ANSWERS: Final = 5
+"""And so many answers have to say so, with none between them that has the partition."""
 _AGREE_PAUSE_S: Final = 0.1
 _GONE: Final = (
     NoOffsetError, OffsetOutOfRangeError, UnknownTopicIdError, UnknownTopicOrPartitionError
@@ -100,6 +102,7 @@ class _Reading:
         self._consumer = open_consumer(options)
         self._is_placed = False
         self._missing_since: float | None = None
+        self._missing_answers = 0
         self._options = options
         self._wanted = wanted
         self._where = wanted.where
@@ -155,6 +158,8 @@ class _Reading:
         known = self._consumer.positions().get(self._where)
         if known is not None and known.topic_id not in (b"", self._topic_id):
             raise UnknownTopicIdError("another topic has its name")
+        if self._missing_answers and self._end() >= 0:
+            self._is_there()
         position = self._position if known is None else known.offset
         if table.num_rows and (first := table.column("offset")[0].as_py()) < self._position:
             # Brokers cut their log before what was read, and what they have there now is new.
@@ -172,7 +177,12 @@ class _Reading:
         self._position = position
         self._moved_at = self._asked_at = monotonic()
         self._is_asked_again = False
+        self._is_there()
+
+    def _is_there(self) -> None:
+        """An answer has the partition: what others said before is worth nothing."""
         self._missing_since = None
+        self._missing_answers = 0
 
     def _end(self) -> int:
         """The end of the log, as an answer since the last seek said; -1 before there was one."""
@@ -215,8 +225,10 @@ class _Reading:
         now = monotonic()
         if self._missing_since is None:
             self._missing_since = now
+        self._missing_answers += 1
         patience_s = _AGREE_TO_FAIL_S if self._options.fail_on_data_loss else _AGREE_S
-        if now - self._missing_since >= patience_s:
+        is_late = now - self._missing_since >= patience_s
+        if is_late and self._missing_answers >= _AGREE_ANSWERS:
             self._lost(why)
             return False
         # Another connection may be to a broker that knows more, and asks for the leader anew.

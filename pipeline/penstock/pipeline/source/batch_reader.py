@@ -34,7 +34,7 @@ class BatchReader(DataSourceReader):
         with settings_as_options(), closing(ClusterView(options)) as view:
             start = view.find(options.starting or Place(everywhere=EARLIEST), "starting")
             known_ids = view.known_ids
-            end = view.find(options.ending or Place(everywhere=LATEST), "ending")
+            end = view.find(options.ending or Place(everywhere=LATEST), "ending", start)
             latest = view.latest(start)
             never_there("startingOffsets", start, latest, fail=options.fail_on_data_loss)
             never_there("endingOffsets", end, latest, fail=options.fail_on_data_loss)

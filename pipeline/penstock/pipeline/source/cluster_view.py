@@ -134,13 +134,15 @@ class ClusterView:
         """Where what may be read ends: with read_committed before the oldest open transaction."""
         return self._consumer.end_offsets(tuple(partitions))
 
-    def find(self, place: Place, side: str) -> Offsets:
-        """The place in each partition. ``side`` is "starting" or "ending", for messages.
+    def find(self, place: Place, side: str, known: Iterable[TopicPartition] = ()) -> Offsets:
+        """The place in each partition, those that are ``known`` to be there among them. ``side`` is
+        "starting" or "ending", for messages.
 
-        Raises UnknownTopicOrPartitionError for a topic that does not exist, and OptionError for
-        offsets or times that leave a partition out, or that no record has where one has to.
+        Raises UnknownTopicOrPartitionError for a topic that does not exist, and for a known
+        partition that is left out for as long as ``ends`` asks; OptionError for offsets or times
+        that leave a partition out, or that no record has where one has to.
         """
-        partitions = self._all_there()
+        partitions = self._all_there(frozenset(known))
         if place.everywhere is not None:
             return self._at_place(place.everywhere, partitions)
         if place.timestamp_ms is not None:
@@ -179,7 +181,7 @@ class ClusterView:
                 found[partition] = min(entry.offset, found[partition])
         return found
 
-    def _all_there(self) -> tuple[TopicPartition, ...]:
+    def _all_there(self, known: frozenset[TopicPartition]) -> tuple[TopicPartition, ...]:
         """The partitions, all of which exist. Raises UnknownTopicOrPartitionError."""
         names = self._names()
         topics = self.topics(afresh=True)
@@ -187,6 +189,14 @@ class ClusterView:
             self._admin.describe_topics(missing)  # It says more of those that do not exist.
             topics = self.topics(afresh=True)
         partitions = self.partitions()
+        if not known.issubset(partitions):
+            topics = self.agreed(known, {})
+            partitions = tuple(one for name in sorted(topics) for one in topics[name].partitions)
+            if left_out := known.difference(partitions):
+                raise UnknownTopicOrPartitionError(
+                    f"{describe(left_out)} went away while the query was planned; next: see "
+                    "`penstock topics describe`, and start the query again"
+                )
         gone = set(self._options.assigned or ()) - set(partitions)
         if gone:
             raise OptionError(
