@@ -14,6 +14,11 @@ from penstock.wire.errors import StorageError
 # A file that cannot be opened for want of a descriptor waits for one as others wait for room.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
+# What a file system says when what is below it has gone or is damaged.
+_FAILED: Final = frozenset(
+    {errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EUCLEAN}
+)
+
 AwaitRoom = Callable[[Exception], None]
 """Called with the error of a write that found no room; when it returns, the write is tried again.
 
@@ -34,7 +39,8 @@ def told_by_name(error: BaseException, directory: Path) -> BaseException:
     """The same failure of a controller, as one that says what, where and what to do if it is its
     disk's. The error is the cause of what is made of it.
     """
-    if not isinstance(error, lmdb.Error | OSError):
+    of_files = isinstance(error, OSError) and error.errno in _FULL | _FAILED
+    if not of_files and not isinstance(error, lmdb.Error):
         return error
     failure = StorageError(
         f"the controller's disk failed, with its metadata in {directory}: {error}; next: free or "

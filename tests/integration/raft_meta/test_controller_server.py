@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import socket
 
@@ -94,7 +95,7 @@ async def test_an_engine_failure_ends_the_controller(tmp_path):
     await leading(server)
 
     def fail(_voter, _now_s):
-        raise OSError("the disk is gone")
+        raise OSError(errno.EIO, "the disk is gone")
 
     failed = server.wait_failed()
     server._quorum._thread.submit(fail)
