@@ -120,8 +120,13 @@ def test_a_session(reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_source_and_sink(reader: Reader) -> None:
     name = make_topic(reader.cluster, "guide-orders")
-    reader.elsewhere |= {'"orders"': f'"{name}"', "/var/lib/orders": str(reader.directory / "c")}
-    reader.names["orders"] = numbers(reader, "id; id * 2 AS price")
+    reader.elsewhere |= {
+        '"orders"': f'"{name}"',
+        '"orders-copy"': f'"{name}"',
+        "/var/lib/orders-copy": str(reader.directory / "c"),
+    }
+    as_it_says = ("CAST(id AS STRING) AS key", "to_json(struct(*)) AS value")
+    reader.names["orders"] = numbers(reader, "id; id * 2 AS price").selectExpr(*as_it_says)
     reader.follow("Sink")
     reader.follow("Source", 1)
     reader.end()

@@ -111,9 +111,9 @@ def init(
         return
     for path in made:
         print(path)
+    create = "penstock topics create" + (f" -b {bootstrap}" if bootstrap else "")
     print(
-        f"next: penstock topics create {name}-in && penstock topics create {name}-out\n"
-        f"      cd {name} && penstock pipeline run"
+        f"next: {create} {name}-in && {create} {name}-out\n      cd {name} && penstock pipeline run"
     )
 
 

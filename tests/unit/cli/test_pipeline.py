@@ -24,9 +24,8 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_new_project_is_for_the_cluster_that_the_command_is_given(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["pipeline", "init", "shop", "-b", "one:1"])
     assert (result.exit_code, result.stderr) == (0, "")
-    assert (
-        "next: penstock topics create shop-in && penstock topics create shop-out" in result.stdout
-    )
+    create = "penstock topics create -b one:1"
+    assert f"next: {create} shop-in && {create} shop-out\n" in result.stdout
     assert '"one:1"' in (tmp_path / "shop" / "spark-pipeline.yml").read_text()
 
 
