@@ -222,6 +222,10 @@ def test_a_member_that_acts_after_another_one_got_its_partition_is_a_zombie() ->
     assert verdicts(made, transactions=True)["group-exclusive"] is Valid.TRUE
     told.rebalanced("workers", "m1", 5, Rebalance(2, lost=its))
     told.rebalanced("workers", "m3", 5, Rebalance(1, assigned=its))
+    # A group that never got an offset may have been forgotten, and its generations begun anew.
+    assert verdicts(made, transactions=True)["group-exclusive"] is Valid.TRUE
+    told.note(EndAsked(1, commit=True))
+    told.note(Ended(1, commit=True))
     assert verdicts(made, transactions=True)["group-exclusive"] is Valid.FALSE
 
 
