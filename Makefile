@@ -24,10 +24,9 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help venv install demo demo-log demo-pipeline demo-metrics test lint types format test-unit test-unit-cores \
-	test-unit-clients test-simulation test-integration test-integration-brokers \
-	test-integration-clients test-integration-harness test-pipeline test-pipeline-programs \
-	test-pipeline-queries proto proto-check bench-failover \
+.PHONY: help venv install demo demo-log demo-pipeline demo-metrics test lint types format test-unit \
+	test-simulation test-integration test-integration-brokers test-integration-clients test-chaos \
+	test-pipeline test-pipeline-programs test-pipeline-queries proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
@@ -160,14 +159,12 @@ bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who
 
 # --- Checking -------------------------------------------------------------------------------------
 
-# Two lanes of unit tests and the simulations take a core each where there is one. Integration tests
-# mostly wait, and Spark's do half of the time: their parts run beside each other, each with ports and
-# a directory for temporary files of its own.
+# Two parts at a time, for there are tests with time limits in all of them, and machines with two
+# cores. Spark wants all cores: its tests run alone.
 test: lint types ## Run every check and test there is
-	@$(MAKE) --jobs=3 --output-sync=target test-unit-cores test-unit-clients test-simulation
-	@$(MAKE) --jobs=3 --output-sync=target test-integration-brokers test-integration-clients \
-		test-integration-harness
-	@$(MAKE) --jobs=3 --output-sync=target test-pipeline-programs test-pipeline-queries
+	@$(MAKE) --jobs=2 --output-sync=target test-unit test-simulation
+	@$(MAKE) --jobs=2 --output-sync=target test-integration-brokers test-integration-clients
+	@$(MAKE) test-pipeline
 
 lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code
 	$(BIN)/ruff check .
@@ -182,37 +179,29 @@ format: $(VENV)/.installed-dev ## Format the code and mend what ruff can
 	$(BIN)/ruff format .
 
 NO_UNITS := tests/simulation tests/integration tests/pipeline tests/docker
-UNITS_OF_CORES := $(patsubst %,tests/unit/%,raft_meta raft_meta_core replication storage groups \
-	transactions)
 
 test-unit: $(VENV)/.installed-dev ## Run the unit, typing, tidiness and packaging tests
-	$(PYTEST) tests $(NO_UNITS:%=--ignore=%) $(ARGS)
-
-test-unit-cores: $(VENV)/.installed-dev ## Of these the half of quorums, logs and coordinators
-	$(PYTEST) $(UNITS_OF_CORES) --basetemp=$(VENV)/cores-tmp $(ARGS)
-
-test-unit-clients: $(VENV)/.installed-dev ## Of these all others
-	$(PYTEST) tests $(NO_UNITS:%=--ignore=%) $(UNITS_OF_CORES:%=--ignore=%) \
-		--basetemp=$(VENV)/unit-clients-tmp $(ARGS)
+	$(PYTEST) tests $(NO_UNITS:%=--ignore=%) --basetemp=$(VENV)/unit-tmp $(ARGS)
 
 test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole clusters
 	$(PYTEST) tests/simulation --basetemp=$(VENV)/simulation-tmp $(ARGS)
 
+# Runs of the harness under each of its loads and families of faults: they take the whole machine.
+CHAOS_RUNS := $(patsubst %,tests/integration/chaos/test_%.py,nemeses topic_workloads workloads)
+BROKERS_HALF := tests/integration/broker tests/integration/bench
+
 test-integration: $(VENV)/.installed-dev ## Run the tests that start real nodes on loopback
-	$(PYTEST) tests/integration $(ARGS)
+	$(PYTEST) tests/integration $(CHAOS_RUNS:%=--ignore=%) $(ARGS)
 
-WITH_BROKERS := tests/integration/broker
-WITH_HARNESS := $(patsubst %,tests/integration/%,chaos bench cli)
-
-test-integration-brokers: $(VENV)/.installed-dev ## Of these the part of brokers
-	$(PYTEST) $(WITH_BROKERS) --basetemp=$(VENV)/brokers-tmp $(ARGS)
-
-test-integration-harness: $(VENV)/.installed-dev ## Of these the part of chaos, benchmarks and commands
-	$(PYTEST) $(WITH_HARNESS) --basetemp=$(VENV)/harness-tmp $(ARGS)
+test-integration-brokers: $(VENV)/.installed-dev ## Of these the half of brokers and benchmarks
+	$(PYTEST) $(BROKERS_HALF) --basetemp=$(VENV)/brokers-tmp $(ARGS)
 
 test-integration-clients: $(VENV)/.installed-dev ## Of these all others
-	$(PYTEST) tests/integration $(WITH_BROKERS:%=--ignore=%) $(WITH_HARNESS:%=--ignore=%) \
+	$(PYTEST) tests/integration $(BROKERS_HALF:%=--ignore=%) $(CHAOS_RUNS:%=--ignore=%) \
 		--basetemp=$(VENV)/clients-tmp $(ARGS)
+
+test-chaos: $(VENV)/.installed-dev ## Run the harness's loads and families of faults on real nodes
+	$(PYTEST) $(CHAOS_RUNS) $(ARGS)
 
 test-pipeline: $(VENV)/.installed-dev ## Run the tests that start Spark
 	$(PYTEST) tests/pipeline --basetemp=$(VENV)/pipeline-tmp $(ARGS)
