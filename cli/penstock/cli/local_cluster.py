@@ -106,6 +106,10 @@ class LocalCluster:
         for plan in missing:
             self.start_node(plan.node_id)
 
+    def wait_end(self, node_id: int) -> None:
+        """Return when a node that was killed has ended; for as long as it takes."""
+        self._children[node_id].process.wait()
+
     def start_node(self, node_id: int) -> None:
         """Start one node; its output is appended to its ``node.log``."""
         plan = self.layout.plan(node_id)

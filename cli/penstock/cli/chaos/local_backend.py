@@ -226,6 +226,9 @@ class LocalBackend:
 
     def start_node(self, node: int) -> None:
         """Start one that is down; does not wait until it serves. No-op where it runs."""
+        if node in self.running and self.pid(node) is None:
+            # It was killed, and the last of its threads are ending.
+            self._cluster.wait_end(node)
         self._note_exits()
         if node in self.running:
             return
