@@ -124,7 +124,8 @@ def test_mistakes_are_said_before_anything_starts(tmp_path: Path) -> None:
 def test_what_there_is_is_listed() -> None:
     done = chaos("list", "--output", "json")
     entries = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {one["kind"] for one in entries} == {"workload", "nemesis", "checker", "bug"}
+    kinds = {one["kind"] for one in entries}
+    assert kinds == {"workload", "nemesis", "checker", "bug", "bug of sim"}
     assert all(one["summary"] for one in entries)
 
 
