@@ -24,7 +24,8 @@ _POLL_S: Final = 0.25
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 _START_POLL_S: Final = 0.05
-_INITIALIZING: Final = "Initializing"
+_UNDECIDED: Final = ("Initializing", "Terminated")
+"""What Spark says of a query that is not open yet, or has failed and counts as active still."""
 _TOO_SLOW: Final = "Python worker failed to connect back"
 """What Spark says where the process that plans a query was not up within ten seconds."""
 
@@ -43,7 +44,7 @@ def start_query(writer: DataStreamWriter, *, attempts: int = 5) -> StreamingQuer
     left = max(1, attempts)
     while True:
         query = writer.start()
-        while query.isActive and str(query.status["message"]).startswith(_INITIALIZING):
+        while query.isActive and str(query.status["message"]).startswith(_UNDECIDED):
             time.sleep(_START_POLL_S)
         left -= 1
         failure = None if query.isActive else query.exception()

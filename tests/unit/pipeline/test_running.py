@@ -122,7 +122,9 @@ class Start:
 
     def __init__(self, failure: str | None = None) -> None:
         self.failure = failure
-        self.messages = ["Initializing StreamExecution", "Initializing sources", "Getting offsets"]
+        # One that failed says so for a while before it counts as ended.
+        then = ["Getting offsets"] if failure is None else ["Terminated with exception: x"] * 3
+        self.messages = ["Initializing StreamExecution", "Initializing sources", *then]
 
     @property
     def isActive(self) -> bool:
