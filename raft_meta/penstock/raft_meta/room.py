@@ -40,7 +40,10 @@ def told_by_name(error: BaseException, directory: Path) -> BaseException:
     disk's. The error is the cause of what is made of it.
     """
     of_files = isinstance(error, OSError) and error.errno in _FULL | _FAILED
-    if not of_files and not isinstance(error, lmdb.Error):
+    # What the system told LMDB has no class of its own; those that have one tell of damage, or of
+    # calls that make no sense, whose stack is needed.
+    of_files |= type(error) in (lmdb.Error, lmdb.DiskError)
+    if not of_files:
         return error
     failure = StorageError(
         f"the controller's disk failed, with its metadata in {directory}: {error}; next: free or "
