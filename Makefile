@@ -160,11 +160,11 @@ bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who
 # --- Checking -------------------------------------------------------------------------------------
 
 # Two parts at a time, for there are tests with time limits in all of them, and machines with two
-# cores. Spark wants all cores: its tests run alone.
+# cores. Spark's tests wait for most of their time: for a Java to start, for a killed one to be missed.
 test: lint types ## Run every check and test there is
 	@$(MAKE) --jobs=2 --output-sync=target test-unit test-simulation
 	@$(MAKE) --jobs=2 --output-sync=target test-integration-brokers test-integration-clients
-	@$(MAKE) test-pipeline
+	@$(MAKE) --jobs=2 --output-sync=target test-pipeline-programs test-pipeline-queries
 
 lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code
 	$(BIN)/ruff check .

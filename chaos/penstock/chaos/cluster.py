@@ -190,8 +190,11 @@ class Cluster(Protocol):
 
     # --- clocks: Capability.CLOCKS, and limits: Capability.LIMITS
 
-    def set_clock(self, node: int, offset_ms: int) -> None:
-        """From now on its wall clock is off by so much; 0 heals it. Its monotonic one goes on."""
+    def set_clock(self, node: int, offset_ms: int, strobe_ms: int = 0) -> None:
+        """From now on its wall clock is off by so much; 0 heals it. Its monotonic one goes on.
+
+        With ``strobe_ms`` it is off for so long, right for so long, and so on.
+        """
         ...
 
     def set_limits(

@@ -15,6 +15,10 @@ class PlanError(ChaosError, ValueError):
     """A run cannot be as it was asked for: an unknown name, or a fault that the backend has not."""
 
 
+class NotHereError(PlanError):
+    """The nemesis is one, but not on this backend, or not under this workload."""
+
+
 class FaultError(ChaosError):
     """A fault could not be injected or healed."""
 

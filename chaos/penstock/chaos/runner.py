@@ -32,7 +32,7 @@ from penstock.chaos.watermarks import WatermarkWatcher
 from penstock.chaos.worker import WorkerSpec
 from penstock.chaos.workers import WORKER_COMMAND, Workers
 from penstock.chaos.workloads import ClientSpec, TunesCheckers, Workload
-from penstock.chaos.workloads.registry import find_workload
+from penstock.chaos.workloads.registry import find_workload, require_judged
 from penstock.client import AdminClient, OffsetSpec, PenstockError, TopicPartition
 
 Common = Callable[[Evidence, Settings], Sequence[Checker]]
@@ -95,6 +95,7 @@ class Runner:
         self._nemeses: Final = _nemeses_of(self._faults)
         self._common: Final = common
         require(list(self._nemeses.values()), cluster.capabilities, plan.backend)
+        require_judged(self._workload, list(self._nemeses.values()))
         self._gauge: Final = Gauge(plan.duration_s)
         self._figures: dict[str, Any] = {}
         self._own: list[Verdict] = []

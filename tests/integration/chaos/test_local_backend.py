@@ -115,6 +115,7 @@ def test_it_can_do_what_it_says(backend: LocalBackend) -> None:
         Capability.LINKS,
         Capability.MESSAGES,
         Capability.DISKS,
+        Capability.CLOCKS,
         Capability.FILES,
         Capability.LIMITS,
     }

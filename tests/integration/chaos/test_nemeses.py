@@ -132,6 +132,17 @@ def test_members_come_and_go(tmp_path: Path) -> None:
     assert all(len(one["wanted"]) == 2 for one in moved["held"]["moves"])
 
 
+def test_clocks_jump_and_strobe(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        [
+            ("clock-jump", "a leader", {"offset_ms": 3_000_000, "strobe_ms": 0}),
+            ("clock-jump", "all", {"offset_ms": -600_000, "strobe_ms": 0}),
+            ("clock-strobe", "the active controller", {"offset_ms": -30_000, "strobe_ms": 10}),
+        ],
+    )
+
+
 def test_few_descriptors_and_little_memory(tmp_path: Path) -> None:
     run(
         tmp_path,

@@ -17,7 +17,7 @@ from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
 from tests.simulation.quorum.disk import Crash, Disk, SimulatedOs, SimulatedPath
 from tests.simulation.quorum.world import World
 
-SEEDS = 70
+SEEDS = 50
 SEEDS_A_TEST = 10
 STATE = Snapshot(66, 3, b"state")
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,7 +19,7 @@ from tests.unit.chaos.fake_cluster import FakeCluster
 
 
 class BreakableCluster(FakeCluster):
-    """What is broken at the moment is in ``links``, ``disks`` and ``limits``.
+    """What is broken at the moment is in ``links``, ``disks``, ``clocks`` and ``limits``.
 
     Nodes whose ids are in ``refusing`` end as soon as they are started; a call that is named in
     ``failing``, such as ``kill 2``, raises.
@@ -31,6 +31,7 @@ class BreakableCluster(FakeCluster):
         self.root = root
         self.links: dict[Link, LinkFault] = {}
         self.disks: dict[int, DiskFault] = {}
+        self.clocks: dict[int, tuple[int, int]] = {}
         self.limits: dict[int, tuple[int | None, int | None]] = {}
         self.paused: set[int] = set()
         self.refusing: set[int] = set()
@@ -47,7 +48,7 @@ class BreakableCluster(FakeCluster):
     @property
     def is_whole(self) -> bool:
         """Whether nothing is broken, and everything is up."""
-        broken = self.links or self.disks or self.limits or self.paused
+        broken = self.links or self.disks or self.clocks or self.limits or self.paused
         return not broken and self.up == set(self.nodes)
 
     def set_links(self, faults: Mapping[Link, LinkFault]) -> None:
@@ -59,6 +60,12 @@ class BreakableCluster(FakeCluster):
         self.disks.pop(node, None)
         if fault:
             self.disks[node] = fault
+
+    def set_clock(self, node: int, offset_ms: int, strobe_ms: int = 0) -> None:
+        self._do(f"clock {node}" if offset_ms else f"right clock {node}")
+        self.clocks.pop(node, None)
+        if offset_ms:
+            self.clocks[node] = (offset_ms, strobe_ms)
 
     def set_limits(
         self, node: int, *, descriptors: int | None = None, memory_bytes: int | None = None

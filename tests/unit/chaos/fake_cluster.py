@@ -64,7 +64,7 @@ class FakeCluster:
     def set_disk(self, node: int, fault: DiskFault | None) -> None:
         raise AssertionError("there are no disks")
 
-    def set_clock(self, node: int, offset_ms: int) -> None:
+    def set_clock(self, node: int, offset_ms: int, strobe_ms: int = 0) -> None:
         raise AssertionError("there are no clocks")
 
     def set_limits(

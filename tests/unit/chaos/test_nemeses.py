@@ -22,8 +22,9 @@ LINKS = (
     *("slow", "rate-limited", "late-acks", "late-isr-changes", "late-heartbeats"),
 )
 DISKS = ("slow-disk", "full-disk", "failing-disk", "failing-sync", "lost-unsynced", "blackout")
+CLOCKS = ("clock-jump", "clock-strobe")
 LIMITS = ("few-descriptors", "little-memory")
-OF_ONE_ROLE = (*LINKS, *DISKS, *LIMITS, "voter")
+OF_ONE_ROLE = (*LINKS, *DISKS, *CLOCKS, *LIMITS, "voter")
 
 
 @pytest.fixture
@@ -86,6 +87,7 @@ def test_where_nobody_plays_the_role_nothing_is_done(name: str, cluster: Breakab
         *((name, "disk 3") for name in DISKS),
         ("blackout", "pause 3"),
         ("lost-unsynced", "kill 2"),
+        *((name, "clock 3") for name in CLOCKS),
         ("few-descriptors", "limits 3"),
         ("late-isr-changes", "kill 2"),
         ("swizzle-clog", "links 6"),
@@ -103,6 +105,27 @@ def test_what_fails_half_way_leaves_nothing_broken(
         find_nemesis(name).invoke(planned(name, target), Stage(cluster))
     cluster.up.add(3)
     assert cluster.is_whole
+
+
+# --- clocks
+
+
+def test_clocks_are_wrong_by_less_than_any_topic_of_a_run_keeps(cluster: BreakableCluster) -> None:
+    jump = find_nemesis("clock-jump")
+    drawn = [jump.plan(Random(seed), 3) for seed in range(60)]
+    offsets = {fault.parameters["offset_ms"] for fault in drawn}
+    assert min(offsets) < 0 < max(offsets)
+    assert all(200 <= abs(offset) < 3_600_000 for offset in offsets)
+    fault = Fault("clock-jump", "clock-jump", "all", {"offset_ms": -30_000, "strobe_ms": 0})
+    held = jump.invoke(fault, Stage(cluster))
+    assert cluster.clocks == dict.fromkeys((1, 2, 3), (-30_000, 0))
+    jump.heal(fault, Stage(cluster), held)
+    assert cluster.clocks == {}
+
+
+def test_a_strobe_says_how_fast(cluster: BreakableCluster) -> None:
+    find_nemesis("clock-strobe").invoke(planned("clock-strobe", "all"), Stage(cluster))
+    assert all(offset and 0 < strobe <= 200 for offset, strobe in cluster.clocks.values())
 
 
 # --- partitions

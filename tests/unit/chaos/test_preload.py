@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +183,116 @@ def test_each_write_and_sync_is_slow(disk: Disk) -> None:
 def test_an_unknown_errno_is_refused(disk: Disk) -> None:
     with pytest.raises(FaultError, match="ENOSUCH is no errno"):
         disk.preload.set_disk(DiskFault(errno="ENOSUCH"))
+
+
+# --- clocks
+
+_TIMES = """
+import datetime
+print(json.dumps({
+    "realtime": time.time(), "coarse": time.clock_gettime(5),
+    "date": datetime.datetime.now().timestamp(),
+    "monotonic": time.monotonic(), "boot": time.clock_gettime(time.CLOCK_BOOTTIME),
+}))
+"""
+
+
+@pytest.mark.parametrize("offset_ms", [-3_600_250, -1, 750, 86_400_000])
+def test_the_wall_clock_alone_is_wrong(disk: Disk, offset_ms: int) -> None:
+    disk.preload.set_clock(offset_ms)
+    early, monotonic = time.time(), time.monotonic()
+    told = disk.run(_TIMES)
+    late = time.time()
+    for clock in ("realtime", "coarse", "date"):
+        # The coarse clock is that of the last tick, a hundredth of a second ago at most.
+        assert early - 0.02 <= told[clock] - offset_ms / 1000 <= late + 0.001, clock
+    assert monotonic <= told["monotonic"] <= time.monotonic()
+    disk.preload.set_clock(0)
+    early = time.time()
+    assert early <= disk.run(_TIMES)["realtime"] <= time.time()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls are x86_64's")
+def test_who_asks_the_kernel_itself_is_told_the_same(disk: Disk) -> None:
+    disk.preload.set_clock(-3_000_000)
+    by_libc, by_kernel, waited = disk.run("""
+        import ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        class Timespec(ctypes.Structure):
+            _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
+        now, word = Timespec(), ctypes.c_uint(0)
+        assert libc.syscall(228, 0, ctypes.byref(now), 0, 0, 0, 0) == 0  # clock_gettime
+        asked = now.s + now.ns / 1e9
+        until = Timespec(now.s + 1, now.ns)
+        began = time.monotonic()
+        # FUTEX_WAIT_BITSET_PRIVATE until a time of the wall clock.
+        libc.syscall(202, ctypes.byref(word), 9 | 128 | 256, 0, ctypes.byref(until), 0, 0xFFFFFFFF)
+        print(json.dumps([time.time(), asked, time.monotonic() - began]))
+    """)
+    assert 0 <= by_libc - by_kernel < 4
+    assert 0.9 <= waited < 3
+
+
+_CALLS_IN_TIME = """
+import asyncio, grpc
+
+async def answer_aio(request, context):
+    await asyncio.sleep(5 if request == b"late" else 0)  # As above.
+    return repr(context.time_remaining()).encode()
+
+async def timed(call, request):
+    began = time.monotonic()
+    try:
+        said = float(await call(request, timeout=1))
+    except grpc.RpcError as error:
+        said = error.code().name
+    return said, time.monotonic() - began
+
+async def main():
+    server, port = grpc.aio.server(), 0
+    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(answer_aio)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("S", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ask = channel.unary_unary("/S/Ask")
+        print(json.dumps([await timed(ask, b"now"), await timed(ask, b"late")]))
+    await server.stop(None)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("offset_ms", [-3_000_000, 3_000_000])
+def test_calls_of_who_has_a_wrong_clock_take_as_long_as_they_may(
+    disk: Disk, offset_ms: int
+) -> None:
+    disk.preload.set_clock(offset_ms)
+    (remaining, _), (late, took) = disk.run(_CALLS_IN_TIME)
+    assert 0 < remaining <= 1
+    assert late == "DEADLINE_EXCEEDED"
+    assert 0.9 <= took < 4
+
+
+def test_a_strobing_clock_is_wrong_and_right_by_turns(disk: Disk) -> None:
+    disk.preload.set_clock(-60_000, strobe_ms=5)
+    jumps = disk.run("""
+        jumps, before, until = [0, 0], time.time(), time.monotonic() + 0.5
+        while time.monotonic() < until:
+            now = time.time()
+            jumps[0] += now < before - 30
+            jumps[1] += now > before + 30
+            before = now
+        print(json.dumps(jumps))
+    """)
+    assert min(jumps) >= 5
+    assert abs(jumps[0] - jumps[1]) <= 1
+
+
+def test_a_wrong_clock_and_a_broken_disk_do_not_undo_each_other(disk: Disk) -> None:
+    disk.preload.set_clock(60_000)
+    assert set(which_fail(disk, DiskFault(errno="EIO", of_sync=True))) >= {"fsync", "fdatasync"}
+    assert disk.run(_TIMES)["realtime"] > time.time() + 50
 
 
 # --- power

@@ -12,14 +12,15 @@ import pytest
 
 from penstock.chaos.checkers.registry import common
 from penstock.chaos.checkers.replicas import ReplicasIdentical
-from penstock.chaos.errors import PlanError
+from penstock.chaos.errors import NotHereError, PlanError
 from penstock.chaos.history import HistoryWriter
+from penstock.chaos.nemeses.registry import find_nemesis
 from penstock.chaos.recorder import Recorder
 from penstock.chaos.workloads import ClientSpec, Plan, Surroundings, TunesCheckers, TunesNodes
 from penstock.chaos.workloads import compacted as compacted_module
 from penstock.chaos.workloads.churn import next_change
 from penstock.chaos.workloads.compacted import Compacted, delete_retention_ms, entry_of
-from penstock.chaos.workloads.registry import WORKLOADS
+from penstock.chaos.workloads.registry import WORKLOADS, find_workload, require_judged
 from penstock.chaos.workloads.retention import BY_SIZE, BY_TIME, Retention
 from penstock.client import ConsumerRecord, TopicPartition
 from tests.unit.chaos.test_claims import Events
@@ -176,3 +177,11 @@ def test_the_replicas_of_compacted_topics_are_not_compared() -> None:
     judges = common(evidence, Compacted().settings(plan()))
     (its,) = [one for one in judges if isinstance(one, ReplicasIdentical)]
     assert its.check(cast(Any, None), evidence).found == 0
+
+
+def test_what_nothing_is_promised_of_is_refused_before_the_run() -> None:
+    clock, kill = find_nemesis("clock"), find_nemesis("kill")
+    with pytest.raises(NotHereError, match=r"compacted cannot be judged under clock: .*; next: "):
+        require_judged(find_workload("compacted"), [kill, clock])
+    require_judged(find_workload("compacted"), [kill])
+    require_judged(find_workload("retention"), [kill, clock])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.chaos.errors import ClusterError, PlanError
+from penstock.chaos.errors import ClusterError, NotHereError
 from penstock.chaos.judging import Judgement, write_judgement
 from penstock.chaos.live import Status
 from penstock.chaos.nemeses import Fault, ScheduledFault
@@ -208,7 +208,7 @@ def test_the_matrix_leaves_out_what_cannot_be_here(
 ) -> None:
     def ending(plan: RunPlan, _: Sequence[ScheduledFault] | None) -> Judgement:
         if plan.nemesis == "power":
-            raise PlanError("the nemesis power needs disks, which the backend local has not here")
+            raise NotHereError("the nemesis power needs disks, which the backend local has not here")
         return Judgement([verdict(Valid.TRUE)])
 
     stage(monkeypatch, ending)

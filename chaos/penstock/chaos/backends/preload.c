@@ -1,5 +1,5 @@
-/* Stands between a node and the C library: its disk may fail, fill up, be slow or forget. Loaded by
- * LD_PRELOAD; preload.py builds it and says what is to happen, in a page of memory that both have
+/* Stands between a node and the C library: its disk may fail, fill up, be slow or forget, and its wall
+ * clock be another one. Loaded by LD_PRELOAD; preload.py builds it and says what is to happen, in a page of memory that both have
  * mapped.
  *
  * Only files under one directory are touched. Where nothing is to happen a call costs a look at the
@@ -14,7 +14,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,6 +25,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,6 +36,8 @@ struct control {
     uint32_t write_errno;
     uint32_t sync_errno;
     uint32_t journal; /* The number of the journal to write; 0: none. */
+    uint32_t strobe_us; /* How long the clock is off, and how long it is right after that; 0: off. */
+    int64_t clock_us; /* By how much it is off. */
 };
 
 /* What a record is about; unsynced.py has the same numbers. */
@@ -92,6 +98,9 @@ DECLARE(int, mkdirat, int, const char *, mode_t);
 DECLARE(int, linkat, int, const char *, int, const char *, int);
 DECLARE(int, statvfs, const char *, struct statvfs *);
 DECLARE(int, fstatvfs, int, struct statvfs *);
+DECLARE(int, clock_gettime, clockid_t, struct timespec *);
+DECLARE(int, sem_timedwait, sem_t *, const struct timespec *);
+DECLARE(long, syscall, long, ...);
 
 /* A fault that is never injected, or a write that nobody knows of, would make a run worth nothing. */
 __attribute__((noreturn)) static void die(const char *what, const char *path) {
@@ -198,7 +207,7 @@ static uint64_t note(struct record record, const char *name, const char *other, 
             /* Other lives of the node have written numbers too: these are larger. */
             struct timespec now;
             if (!last_id) {
-                clock_gettime(CLOCK_BOOTTIME, &now);
+                REAL(clock_gettime)(CLOCK_BOOTTIME, &now);
                 last_id = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
             }
             record.id = ++last_id;
@@ -543,3 +552,69 @@ int fstatvfs(int fd, struct statvfs *room) {
 }
 int statvfs64(const char *name, struct statvfs64 *room) { return statvfs(name, (struct statvfs *)room); }
 int fstatvfs64(int fd, struct statvfs64 *room) { return fstatvfs(fd, (struct statvfs *)room); }
+
+/* --- the wall clock -------------------------------------------------------------------------- */
+
+static int64_t off_by_us(void) {
+    if (!control || !control->clock_us) return 0;
+    uint32_t strobe_us = control->strobe_us;
+    if (!strobe_us) return control->clock_us;
+    struct timespec now;
+    REAL(clock_gettime)(CLOCK_MONOTONIC, &now);
+    uint64_t us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+    return us / strobe_us % 2 ? 0 : control->clock_us;
+}
+
+static void move(struct timespec *at, int64_t us) {
+    int64_t ns = at->tv_nsec + us % 1000000 * 1000;
+    at->tv_sec += us / 1000000 + (ns >= 1000000000) - (ns < 0);
+    at->tv_nsec = ns + (ns < 0 ? 1000000000 : ns >= 1000000000 ? -1000000000 : 0);
+}
+
+static int is_wall(clockid_t clock) {
+    return clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int result = REAL(clock_gettime)(clock, now);
+    if (!result && is_wall(clock)) move(now, off_by_us());
+    return result;
+}
+int gettimeofday(struct timeval *now, void *zone) {
+    (void)zone; /* No system has kept one for long. */
+    struct timespec found;
+    clock_gettime(CLOCK_REALTIME, &found);
+    *now = (struct timeval){found.tv_sec, found.tv_nsec / 1000};
+    return 0;
+}
+time_t time(time_t *into) {
+    struct timespec found;
+    clock_gettime(CLOCK_REALTIME_COARSE, &found);
+    if (into) *into = found.tv_sec;
+    return found.tv_sec;
+}
+
+/* Until when to wait is said by the clock that is off, and the kernel waits by its own. Condition
+ * variables are left as they are: those of a node wait by the monotonic clock. */
+int sem_timedwait(sem_t *semaphore, const struct timespec *until) {
+    struct timespec moved = *until;
+    move(&moved, -off_by_us());
+    return REAL(sem_timedwait)(semaphore, &moved);
+}
+
+/* gRPC asks the kernel itself. */
+long syscall(long number, ...) {
+    long a[6];
+    va_list more;
+    va_start(more, number);
+    for (int i = 0; i < 6; i++) a[i] = va_arg(more, long);
+    va_end(more);
+    if (number == SYS_clock_gettime) return clock_gettime((clockid_t)a[0], (struct timespec *)a[1]);
+    struct timespec moved;
+    if (number == SYS_futex && (a[1] & FUTEX_CLOCK_REALTIME) && a[3]) {
+        moved = *(const struct timespec *)a[3];
+        move(&moved, -off_by_us());
+        a[3] = (long)&moved;
+    }
+    return REAL(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}

@@ -1,4 +1,4 @@
-"""The library that stands between a node and its disk: built, and told what to do.
+"""The library that stands between a node and its disk and clock: built, and told what to do.
 
 What it does is said in ``preload.c``. It is built with the machine's C compiler into the run's
 directory; without a compiler, or another system than Linux, there are no such faults.
@@ -22,16 +22,16 @@ from penstock.chaos.cluster import DiskFault
 from penstock.chaos.errors import FaultError
 
 _SOURCE: Final = Path(__file__).with_name("preload.c")
-_CONTROL: Final = struct.Struct("=QIII")  # ``struct control``: delay, errnos, journal.
+_CONTROL: Final = struct.Struct("=QIIIIq")  # ``struct control``: delay, errnos, journal, clock.
 _BUILD_S: Final = 120.0
 
 
 def why_not() -> str:
     """Why there can be no such library here, to be told to people; empty where there can."""
     if not sys.platform.startswith("linux"):
-        return f"faults of disks need Linux, and this is {sys.platform}"
+        return f"faults of disks and clocks need Linux, and this is {sys.platform}"
     if _compiler() is None:
-        return "faults of disks need a C compiler, and there is no cc"
+        return "faults of disks and clocks need a C compiler, and there is no cc"
     return ""
 
 
@@ -63,7 +63,7 @@ def _compiler() -> str | None:
 
 
 class Preload:
-    """What one node's disk does: over all of its lives, from the next call it makes on."""
+    """What one node's disk and clock do: over all of its lives, from its next call on."""
 
     def __init__(self, library: Path, root: Path, notes: Path) -> None:
         """For what is under ``root``; ``notes`` is a directory beside it, on the same disk."""
@@ -76,6 +76,7 @@ class Preload:
         with path.open("r+b") as file:
             self._control = mmap.mmap(file.fileno(), mmap.PAGESIZE)
         self._disk: DiskFault | None = None
+        self._clock = (0, 0)
         self._journal = 0
 
     @property
@@ -102,6 +103,11 @@ class Preload:
         if _forgets(before) and not _forgets(fault):
             self._forget_notes()
 
+    def set_clock(self, offset_ms: int, strobe_ms: int = 0) -> None:
+        """From now on its wall clock is off by so much, with ``strobe_ms`` every other so long."""
+        self._clock = (offset_ms, strobe_ms)
+        self._write()
+
     def killed(self) -> Lost | None:
         """The node was killed: take from its files what power would have; None if it has it."""
         if not _forgets(self._disk):
@@ -117,11 +123,14 @@ class Preload:
     def _write(self) -> None:
         fault = self._disk or DiskFault()
         number = getattr(errno, fault.errno) if fault.errno else 0
+        offset_ms, strobe_ms = self._clock
         self._control[: _CONTROL.size] = _CONTROL.pack(
             int(fault.delay_ms * 1000),
             0 if fault.of_sync else number,
             number if fault.of_sync else 0,
             self._journal if _forgets(fault) else 0,
+            strobe_ms * 1000,
+            offset_ms * 1000,
         )
 
     def _forget_notes(self) -> None:

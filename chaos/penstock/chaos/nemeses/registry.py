@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.chaos.cluster import Capability
-from penstock.chaos.errors import PlanError
+from penstock.chaos.errors import NotHereError, PlanError
 from penstock.chaos.nemeses import Nemesis
+from penstock.chaos.nemeses.clocks import CLOCKS
 from penstock.chaos.nemeses.damage import DAMAGE
 from penstock.chaos.nemeses.disks import DISKS, POWER
 from penstock.chaos.nemeses.families import Family
@@ -23,6 +24,7 @@ _FAMILIES: Final = (
     Family("netem", NETWORK),
     Family("disk", (*DISKS, *DAMAGE)),
     Family("power", POWER),
+    Family("clock", CLOCKS),
     Family("membership", MEMBERSHIP),
     Family("limits", LIMITS),
 )
@@ -74,11 +76,11 @@ def find_nemeses(text: str) -> list[Nemesis]:
 
 
 def require(nemeses: Sequence[Nemesis], capabilities: frozenset[Capability], backend: str) -> None:
-    """Raise PlanError where the backend has not what one of them needs."""
+    """Raise NotHereError where the backend has not what one of them needs."""
     for nemesis in nemeses:
         missing = sorted(nemesis.needs - capabilities)
         if missing:
-            raise PlanError(
+            raise NotHereError(
                 f"the nemesis {nemesis.name} needs {', '.join(missing)}, which the backend "
                 f"{backend} has not here; next: leave it out, or take another backend"
             )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock.chaos.errors import PlanError
+from penstock.chaos.cluster import Capability
+from penstock.chaos.errors import NotHereError, PlanError
+from penstock.chaos.nemeses import Nemesis
 from penstock.chaos.workloads import Workload
 from penstock.chaos.workloads.append import Append
 from penstock.chaos.workloads.churn import Churn
@@ -32,6 +34,25 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     )
 }
 """All of them."""
+
+_UNJUDGED: Final[Mapping[str, Mapping[Capability, str]]] = {
+    "compacted": {
+        Capability.CLOCKS: "for how long a scan is whole is counted by the clocks of brokers "
+        "(min.compaction.lag.ms)"
+    }
+}
+"""What is promised of a workload's topics for as long alone as these are whole, and why."""
+
+
+def require_judged(workload: Workload, nemeses: Sequence[Nemesis]) -> None:
+    """Raise NotHereError where nothing is promised of the workload under one of them."""
+    for nemesis in nemeses:
+        for needed, why in _UNJUDGED.get(workload.name, {}).items():
+            if needed in nemesis.needs:
+                raise NotHereError(
+                    f"the workload {workload.name} cannot be judged under {nemesis.name}: {why}; "
+                    "next: leave one of the two out"
+                )
 
 
 def find_workload(name: str) -> Workload:

@@ -56,7 +56,7 @@ def _local(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Clus
         if plan.bug
         else None,
         links=bool(needs & {Capability.CUTS, Capability.LINKS, Capability.MESSAGES}),
-        disks=Capability.DISKS in needs,
+        disks=bool(needs & {Capability.DISKS, Capability.CLOCKS}),
         seed=plan.seed,
     )
 

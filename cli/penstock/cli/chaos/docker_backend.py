@@ -445,7 +445,7 @@ class DockerBackend:
             raise FaultError(str(error)) from error
         _own(one.directory)
 
-    def set_clock(self, node: int, offset_ms: int) -> None:
+    def set_clock(self, node: int, offset_ms: int, strobe_ms: int = 0) -> None:
         """They are all one here."""
         if offset_ms:
             raise FaultError("the backend docker has no clocks; next: see `capabilities`")

@@ -296,7 +296,7 @@ class KubernetesBackend:
         """It is elsewhere."""
         raise FaultError(_NO_FILES)
 
-    def set_clock(self, node: int, offset_ms: int) -> None:
+    def set_clock(self, node: int, offset_ms: int, strobe_ms: int = 0) -> None:
         """Clocks cannot be moved here."""
         _refuse("clocks", bool(offset_ms))
 

@@ -57,7 +57,7 @@ class LocalBackend:
 
     ``directory`` is made, and gets everything: the cluster, its logs, what was lost of its disks.
     Without ``links`` nothing is between the nodes, and without ``disks`` nothing is before their
-    files; then there are no such faults, and what these cost is not paid.
+    files and clocks; then there are no such faults, and what these cost is not paid.
 
     ``log`` and ``pid`` may be asked from any thread, all else from one at a time.
     """
@@ -125,7 +125,7 @@ class LocalBackend:
         if self._has_links:
             found |= {Capability.CUTS, Capability.LINKS, Capability.MESSAGES}
         if self._preloads:
-            found.add(Capability.DISKS)
+            found |= {Capability.DISKS, Capability.CLOCKS}
         return frozenset(found)
 
     @property
@@ -303,10 +303,10 @@ class LocalBackend:
         except PenstockError as error:
             raise FaultError(str(error)) from error
 
-    def set_clock(self, node: int, offset_ms: int) -> None:
-        """They are all one here."""
-        if offset_ms:
-            raise FaultError("the local backend moves no clocks; next: see `capabilities`")
+    def set_clock(self, node: int, offset_ms: int, strobe_ms: int = 0) -> None:
+        """From now on its wall clock is off by so much; 0 heals it. Raises FaultError."""
+        if offset_ms or self._preloads:
+            self._preload(node).set_clock(offset_ms, strobe_ms)
 
     def set_limits(
         self, node: int, *, descriptors: int | None = None, memory_bytes: int | None = None
@@ -325,7 +325,7 @@ class LocalBackend:
         found = self._preloads.get(node)
         if found is None:
             why = preload.why_not() or "it was started without"
-            raise FaultError(f"node {node} has a disk that cannot be broken: {why}")
+            raise FaultError(f"node {node} has a disk and a clock that cannot be broken: {why}")
         return found
 
     def _lose_unsynced(self, node: int) -> None:
@@ -356,6 +356,7 @@ class LocalBackend:
                 healing.callback(self.resume, node)
                 healing.callback(self.set_limits, node)
                 healing.callback(self.set_disk, node, None)
+                healing.callback(self.set_clock, node, 0)
             healing.callback(self.set_links, {})
 
     def log(self, node: int) -> Path | None:

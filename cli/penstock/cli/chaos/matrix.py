@@ -114,14 +114,12 @@ def _names(text: str) -> list[str]:
 
 def _cell(plan: RunPlan, directory: Path, stop: StopRequest) -> Cell:
     """One run. What keeps it from being one is a cell that says so."""
-    from penstock.chaos.errors import ChaosError, PlanError  # noqa: PLC0415 - not for --help.
+    from penstock.chaos.errors import ChaosError, NotHereError  # noqa: PLC0415 - not for --help.
 
     try:
         with stop.installed():
             outcome, _ = carry_out(plan, directory, stop=stop)
-    except PlanError as error:
-        if "has not here" not in str(error):
-            raise
+    except NotHereError as error:
         return Cell(plan.workload, plan.nemesis, LEFT_OUT, 0, str(error), "")
     except ChaosError as error:
         return Cell(plan.workload, plan.nemesis, "unknown", 0, str(error), str(directory))
