@@ -208,7 +208,7 @@ def test_the_matrix_leaves_out_what_cannot_be_here(
 ) -> None:
     def ending(plan: RunPlan, _: Sequence[ScheduledFault] | None) -> Judgement:
         if plan.nemesis == "power":
-            raise NotHereError("the nemesis power needs disks, which the backend local has not here")
+            raise NotHereError("the nemesis power needs disks, which are not had here")
         return Judgement([verdict(Valid.TRUE)])
 
     stage(monkeypatch, ending)
