@@ -13,17 +13,15 @@ from typing import Any, Final
 
 from children import cpu_seconds
 from clusters import node_pids
+from spark_counting import records_in
 from spark_footprint import watching_cpu
 
 from penstock.cli.local_cluster import LocalCluster
-from penstock.client import AdminClient, Consumer, Producer, TopicPartition
+from penstock.client import AdminClient, Producer
 
 SOURCE: Final = "read-by-spark"
 _NODES: Final = 3
 _FILL_RECORDS: Final = 10_000
-_POLL_MS: Final = 200
-_READ_RECORDS: Final = 50_000
-_QUIET_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,27 +197,6 @@ class Flows:
             (cpu_seconds(nodes) - nodes_s) / millions,
             os.getloadavg()[0],
         )
-
-
-def records_in(bootstrap: str, topic: str, partitions: int) -> int:
-    """How many records a reader of committed ones gets of a topic, all of which are read.
-
-    Raises SystemExit where nothing comes for so long that there must be a fault.
-    """
-    every = [TopicPartition(topic, number) for number in range(partitions)]
-    found = 0
-    with Consumer(bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as own:
-        own.assign(every)
-        ends = own.end_offsets(every)
-        quiet_at = time.monotonic() + _QUIET_S
-        while any(own.position(one) < end for one, end in ends.items()):
-            rows = own.fetch_arrow(_POLL_MS, _READ_RECORDS).num_rows
-            found += rows
-            if rows:
-                quiet_at = time.monotonic() + _QUIET_S
-            elif time.monotonic() > quiet_at:
-                raise SystemExit(f"{topic} cannot be read to its end; {found} records were read")
-    return found
 
 
 def _timed(run: Callable[[], object]) -> float:
