@@ -93,38 +93,29 @@ def compose(image: str) -> Iterator[Compose]:
 
 
 def test_the_whole_file_is_one_that_compose_takes(compose: Compose) -> None:
-    whole = yaml.safe_load(
-        compose.do("--profile", "monitoring", "--profile", "client", "config")
-    )
+    whole = yaml.safe_load(compose.do("--profile", "monitoring", "--profile", "client", "config"))
     assert set(whole["services"]) == {
         *("node-1", "node-2", "node-3", "client", "prometheus", "grafana")
     }
     for name, service in whole["services"].items():
-        assert all(port["host_ip"] == "127.0.0.1" for port in map(published, service.get("ports", [])))
-        assert not service["image"].startswith(("prom", "grafana")) or not service[
-            "image"
-        ].endswith(":latest"), name
+        hosts = {host_of(port) for port in service.get("ports", [])}
+        assert hosts <= {"127.0.0.1"}, name
+        assert ":" in service["image"], name
 
 
-def published(port: Any) -> dict[str, Any]:
-    """A port as versions of compose write it: in words, or as one text."""
-    return port if isinstance(port, dict) else {"host_ip": port.split(":")[0]}
+def host_of(port: Any) -> str:
+    """Where a port is open, as versions of compose write it: in words, or as one text."""
+    return str(port["host_ip"]) if isinstance(port, dict) else port.split(":")[0]
 
 
 def test_what_is_written_outlives_a_restart_of_each_node(compose: Compose) -> None:
     compose.client("topics", "create", "orders", "--partitions", "3")
-    compose.do("run", "--rm", "-T", "client", "bench", "produce", "orders", "--records", "100")
+    compose.client("bench", "produce", "--topic", "orders", "--records", "100")
     for node in (1, 2, 3):
         compose.do("restart", f"node-{node}")
         compose.wait_healthy()
-    shown = compose.client("topics", "describe", "orders", "--output", "json")
-    assert '"orders"' in shown
-    listed = json.loads(compose.client("offsets", "orders", "--output", "json"))
-    assert sum(one["end_offset"] for one in rows(listed)) == 100
-
-
-def rows(found: Any) -> list[dict[str, Any]]:
-    return list(found["partitions"] if isinstance(found, dict) else found)
+    ends = json.loads(compose.client("offsets", "get", "orders", "--output", "json"))
+    assert sum(one["offset"] for one in ends) == 100
 
 
 def test_a_node_whose_disk_is_lost_is_not_started_as_a_new_one(compose: Compose) -> None:
