@@ -110,8 +110,8 @@ def _take(  # noqa: PLR0917 - called in one place.
             f"{path} is empty, and node {node_id} of cluster {cluster_id} had a disk there: it is "
             "not mounted, or lost. Nothing was formatted; next: bring the disk back. Where it is "
             f"lost for good, see that no partition has its only replica in sync on node {node_id} "
-            "(`penstock topics describe`), `penstock quorum remove` the node if it is a controller, "
-            f"and permit an empty disk with `{how}`"
+            "(`penstock topics describe`), `penstock quorum remove` it if it is a controller, and "
+            f"permit an empty disk with `{how}`"
         )
     # What it may do was said when it was formatted.
     may_found = founds and not was_formatted
