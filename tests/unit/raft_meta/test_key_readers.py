@@ -23,9 +23,7 @@ def events(directory: Path, mode: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("mode", "warns"), [(0o600, False), (0o640, True), (0o604, True)])
-def test_a_key_of_the_nodes_user_is_for_nobody_else(
-    tmp_path: Path, mode: int, warns: bool
-) -> None:
+def test_a_key_of_the_nodes_user_is_for_nobody_else(tmp_path: Path, mode: int, warns: bool) -> None:
     assert (SAID in events(tmp_path, mode)) == warns
 
 
