@@ -31,7 +31,7 @@ endif
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
 	transaction-soak bench-chaos-checking chaos-bugs \
-	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants image test-docker build clean distclean
+	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants image test-docker deploy-rules upgrade build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -264,6 +264,10 @@ sim-mutants: $(VENV)/.installed-dev ## Leave out each rule that simulators know,
 fuzz-codec: $(VENV)/.installed-dev ## Hammer the compiled codec under an address sanitiser (ROUNDS, SEED)
 	@$(BIN)/python -m tests.fuzzing --rounds $(ROUNDS) --seed $(SEED)
 
+# From the build of a revision to this one: make upgrade UPGRADE_FROM=v0.1.0
+upgrade: $(VENV)/.installed-dev ## Replace the software of nodes under load, from UPGRADE_FROM on
+	UPGRADE_FROM=$(or $(UPGRADE_FROM),HEAD~1) $(PYTEST) tests/integration/operating/test_upgrade.py $(ARGS)
+
 # --- Generated code -------------------------------------------------------------------------------
 # By the tools of proto/requirements.txt. Protos without a service get no gRPC files.
 PROTO_BIN := $(VENV)/proto-tools/bin
@@ -312,6 +316,9 @@ image: build/image/.fetched ## Build the container image (BASE=..., IMAGE=...)
 	docker build --file deploy/docker/Dockerfile --tag $(IMAGE) --build-arg BASE=$(BASE) \
 		--build-arg VERSION=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("penstock"))') \
 		--build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || echo unknown) .
+
+deploy-rules: $(VENV)/.installed-dev ## Put deploy/monitoring's alerts into what Kubernetes is given
+	@$(BIN)/python deploy/rules.py
 
 clean: ## Remove what was built and cached, but not .venv
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

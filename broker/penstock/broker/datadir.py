@@ -224,6 +224,11 @@ def lock_directory(path: Path) -> int:
     return descriptor
 
 
+def holds_data(path: Path) -> bool:
+    """Whether files are in it that may be somebody's. Raises DataDirectoryError if unreadable."""
+    return bool(_still_held_in(path))
+
+
 def _refuse_foreign_data(path: Path) -> None:
     held = _held_in(path)
     if held:

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli import (
+    adopt,
     bench,
     chaos,
     cluster,
@@ -179,6 +180,7 @@ def _global_options(
 app.command("dev")(dev.dev)
 app.command("node")(node.node)
 app.command("format")(format_command.format_node)
+app.command("adopt")(adopt.adopt)
 app.add_typer(topics.app, name="topics")
 app.add_typer(partitions.app, name="partitions")
 app.command("produce")(produce.produce)

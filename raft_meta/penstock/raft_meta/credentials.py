@@ -35,7 +35,8 @@ log = structlog.get_logger()
 
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
-_OTHERS_MAY_READ: Final = 0o077
+_GROUP_MAY: Final = 0o070
+_OTHERS_MAY: Final = 0o007
 _SOON_DAYS: Final = 14
 _LONGEST_CHAIN: Final = 10
 _DNS_LABEL: Final = re.compile("[A-Za-z0-9_-]{1,63}")
@@ -334,15 +335,24 @@ class NodeTls:
 
     def _warn_of_readers(self) -> None:
         try:
-            mode = self._files.key.stat().st_mode
+            status = self._files.key.stat()
         except OSError:
             return
-        if mode & _OTHERS_MAY_READ and os.name == "posix":
+        if os.name == "posix" and _may_others_read(status):
             log.warning(
                 "others than the node's user may read tls.key",
                 path=str(self._files.key),
                 next_step=f"chmod 600 {self._files.key}",
             )
+
+
+def _may_others_read(status: os.stat_result) -> bool:
+    """Whether more than the node's user may read a file, but where only its group lets the node.
+
+    So Kubernetes hands out a Secret: root's, with the group of the pod.
+    """
+    by_group = status.st_uid != os.geteuid() and status.st_gid in (os.getegid(), *os.getgroups())
+    return bool(status.st_mode & (_OTHERS_MAY if by_group else _GROUP_MAY | _OTHERS_MAY))
 
 
 def _server_configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:

@@ -155,7 +155,7 @@ def served(kubernetes: FakeKubernetes) -> Iterator[FakeKubernetes]:
             self.end_headers()
             self.wfile.write(raw)
 
-        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - as the library looks for them.
+        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - as the library looks for them.
 
         def log_message(self, *_: Any) -> None:
             """Nothing: the test says what it saw."""

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.objects import (
+    CHART,
+    KUBERNETES,
+    ROOT,
+    Object,
+    built,
+    compared,
+    containers,
+    environment,
+    kustomize,
+    of_kind,
+    only,
+    pod_specs,
+    render,
+    rendered,
+    require_kustomize,
+)
+
+VERSIONS = ("1.35", "1.37")
+# Other projects' kinds, whose schemas Kubernetes does not have.
+OTHERS = {
+    "Certificate": "cert-manager.io/v1",
+    "Issuer": "cert-manager.io/v1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_object_is_one_that_kubernetes_knows(objects: list[Object], version: str) -> None:
+    checked = 0
+    for one in objects:
+        if one["kind"] in OTHERS:
+            assert one["apiVersion"] == OTHERS[one["kind"]]
+            continue
+        kubernetes_validate.validate(one, version, strict=True)
+        checked += 1
+    assert checked >= 11
+
+
+def test_the_schema_notices_a_field_that_is_none(variant: str) -> None:
+    stateful = only(rendered(variant), "StatefulSet")
+    wrong = json.loads(json.dumps(stateful))
+    wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def test_the_chart_makes_the_same_objects(variant: str) -> None:
+    ours, charts = compared(built(f"overlays/{variant}")), compared(rendered(variant))
+    assert set(ours) == set(charts)
+    for key, one in ours.items():
+        assert charts[key] == one, key
+
+
+def test_each_component_is_part_of_what_is_tested() -> None:
+    names = {path.name for path in (KUBERNETES / "components").iterdir()}
+    used: set[str] = set()
+    for path in (KUBERNETES / "overlays").glob("*/kustomization.yaml"):
+        used |= {Path(name).name for name in yaml.safe_load(path.read_text())["components"]}
+    # The one that is left has a test of its own, below.
+    assert names - used == {"external"}
+
+
+def with_outside(tmp_path: Path) -> list[Object]:
+    """The production overlay with addresses from outside."""
+    require_kustomize()
+    overlay = tmp_path / "overlays" / "outside"
+    for name in ("base", "components", "overlays"):
+        source = KUBERNETES / name
+        for path in source.rglob("*"):
+            if path.is_file():
+                copy = tmp_path / name / path.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(path.read_bytes())
+    (tmp_path / "overlays" / "production").rename(overlay)
+    file = overlay / "kustomization.yaml"
+    text = file.read_text()
+    wanted = "  - ../../components/monitoring\n"
+    assert wanted in text
+    file.write_text(text.replace(wanted, f"{wanted}  - ../../components/external\n"))
+    return list(yaml.safe_load_all(kustomize(overlay)))
+
+
+def test_addresses_from_outside_are_the_same_by_both_tools(tmp_path: Path) -> None:
+    values = yaml.safe_load((CHART.parent / "values-production.yaml").read_text())
+    charts = render({**values, "external": {"domain": "logs.example.com"}})
+    ours, theirs = compared(with_outside(tmp_path)), compared(charts)
+    assert set(ours) == set(theirs)
+    for key, one in ours.items():
+        assert theirs[key] == one, key
+    for version in VERSIONS:
+        for service in of_kind(charts, "Service"):
+            kubernetes_validate.validate(service, version, strict=True)
+    container = only(charts, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    advertised = environment(container)["PENSTOCK_BROKER_ADVERTISED"]
+    assert advertised == "$(POD_NAME).logs.example.com:9092"
+    for node in range(3):
+        names = only(charts, "Certificate", f"penstock-{node}")["spec"]["dnsNames"]
+        assert f"penstock-{node}.logs.example.com" in names
+        service = only(charts, "Service", f"penstock-{node}-outside")
+        pod = service["spec"]["selector"]["statefulset.kubernetes.io/pod-name"]
+        assert pod == f"penstock-{node}"
+
+
+VALUES: dict[str, Any] = {"clusterId": "abc123"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "clusterId"),
+        ({"clusterId": "not_in_dns"}, "clusterId"),
+        ({**VALUES, "replicas": 2}, "replicas"),
+        ({**VALUES, "replica": 3}, "replica"),
+        ({**VALUES, "antiAffinity": "none"}, "antiAffinity"),
+        ({**VALUES, "controllers": {"dedicated": True, "replicas": 4}}, "replicas"),
+        ({**VALUES, "resources": {"limits": {"memory": None}}}, "memory"),
+        ({**VALUES, "topics": ["orders; rm -rf /"]}, "topics"),
+        ({**VALUES, "terminationGracePeriodSeconds": 5}, "terminationGracePeriodSeconds"),
+    ],
+)
+def test_the_chart_refuses_values_that_cannot_be(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        render(values)
+
+
+def test_the_chart_lets_brokers_grow_where_they_are_no_controllers() -> None:
+    found = render({**VALUES, "replicas": 4, "controllers": {"dedicated": True}})
+    assert only(found, "StatefulSet")["spec"]["replicas"] == 4
+    assert len(of_kind(found, "Certificate")) == 2 + 4 + 3
+
+
+def test_names_follow_the_release() -> None:
+    found = render(VALUES, name="billing")
+    names = {one["metadata"]["name"] for one in found}
+    assert all(name.startswith("billing") for name in names), names
+    assert "penstock-" not in re.sub(r"penstock-(tls|client)", "", json.dumps(found))
+
+
+def test_settings_are_toml_that_a_node_takes(tmp_path: Path) -> None:
+    from penstock.broker.config import NodeConfig
+
+    settings = {"log.min.free.bytes": 1073741824, "flush.policy": "os", "log.preallocate": True}
+    found = render({**VALUES, "settings": settings})
+    file = tmp_path / "node.toml"
+    file.write_text(only(found, "ConfigMap", "penstock-settings")["data"]["node.toml"])
+    container = only(found, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    config = NodeConfig.load(file, played(container, 2))
+    assert (config.log_min_free_bytes, config.flush_policy) == (1073741824, "os")
+    assert config.log_preallocate
+
+
+def played(container: Object, ordinal: int, name: str = "penstock") -> dict[str, str]:
+    """The environment that a pod's container gets."""
+    given = {
+        "metadata.name": f"{name}-{ordinal}",
+        "metadata.namespace": "shop",
+        "metadata.labels['apps.kubernetes.io/pod-index']": str(ordinal),
+        "metadata.labels['topology.kubernetes.io/zone']": "zone-b",
+    }
+    found: dict[str, str] = {}
+    for one in container["env"]:
+        if "value" in one:
+            text = one["value"]
+        elif "fieldRef" in one["valueFrom"]:
+            text = given[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        else:
+            assert one["valueFrom"]["secretKeyRef"] == {
+                "name": "penstock-cluster",
+                "key": "cluster-id",
+            }
+            text = "the-cluster"
+        found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], text)
+    return found
+
+
+def test_a_nodes_settings_are_whole(objects: list[Object], tmp_path: Path) -> None:
+    from penstock.broker.config import NodeConfig
+
+    settings = next(
+        one
+        for one in of_kind(objects, "ConfigMap")
+        if one["metadata"]["name"].startswith("penstock-settings")
+    )
+    file = tmp_path / "node.toml"
+    file.write_text(settings["data"]["node.toml"])
+    voters: set[str] = set()
+    nodes: dict[int, frozenset[str]] = {}
+    addresses: dict[int, tuple[str, int] | None] = {}
+    for stateful in of_kind(objects, "StatefulSet"):
+        name, spec = stateful["metadata"]["name"], stateful["spec"]
+        first = spec.get("ordinals", {}).get("start", 0)
+        for ordinal in range(first, first + spec["replicas"]):
+            for container in containers(spec["template"]["spec"]):
+                config = NodeConfig.load(file, played(container, ordinal, name))
+                assert config.node_id == ordinal
+                assert config.node_rack == "zone-b"
+                assert config.log_format == "json"
+                voters.add(config.controller_quorum_voters)
+                nodes[ordinal] = config.roles
+                addresses[ordinal] = config.controller_address
+                where = f"{name}-{ordinal}.penstock-nodes.shop.svc"
+                assert config.advertised == (where, 9092)
+    (wanted,) = voters
+    quorum = {
+        int(node): (host, int(port))
+        for node, host, port in (re.split("[@:]", one) for one in wanted.split(","))
+    }
+    controllers = {node for node, roles in nodes.items() if "controller" in roles}
+    assert set(quorum) == controllers
+    assert quorum == {node: addresses[node] for node in controllers}
+    assert len(quorum) % 2 == 1
+
+
+def test_rules_are_those_of_the_monitoring() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "deploy" / "rules.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_rules_of_several_files_are_put_together(tmp_path: Path) -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("rules", ROOT / "deploy" / "rules.py")
+    assert spec is not None
+    assert spec.loader is not None
+    rules = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rules)
+    (tmp_path / "b.yml").write_text("groups: [{name: b, rules: []}]\n")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "a.yaml").write_text("groups: [{name: a, rules: []}]\n")
+    (tmp_path / "a" / "test.yaml").write_text("rule_files: [a.yaml]\ntests: []\n")
+    assert [one["name"] for one in rules.groups_in(tmp_path)] == ["a", "b"]
+    assert rules.groups_in(tmp_path / "none") == []
+
+
+def test_pods_find_what_they_mount(objects: list[Object]) -> None:
+    made = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    # What others make: cert-manager, Kubernetes itself.
+    made |= {("Secret", one["spec"]["secretName"]) for one in of_kind(objects, "Certificate")}
+    made.add(("ConfigMap", "kube-root-ca.crt"))
+    for name, spec in pod_specs(objects):
+        volumes = {one["name"]: one for one in spec["volumes"]}
+        for volume in volumes.values():
+            for source in (volume, *volume.get("projected", {}).get("sources", [])):
+                if "configMap" in source:
+                    assert ("ConfigMap", source["configMap"]["name"]) in made, name
+                if "secret" in source:
+                    secret = source["secret"]
+                    wanted = secret.get("secretName", secret.get("name"))
+                    assert ("Secret", wanted) in made, name
+        claims = {"data"} if name != "penstock-topics" and "topics" not in name else set()
+        for container in containers(spec):
+            mounted = {one["name"] for one in container["volumeMounts"]}
+            assert mounted <= set(volumes) | claims

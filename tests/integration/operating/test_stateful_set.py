@@ -1,0 +1,121 @@
+"""Nodes as pods of a StatefulSet: rolled, killed, without their disk, and with another's.
+
+The goal is that no write waits for more than a second through a rolling restart; what is asserted
+is that nothing is lost or doubled. The longest pause is told, since it is the machine's too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.datadir import read_meta
+from tests.integration.operating.load import Load, make_topic, wait_in_sync
+from tests.integration.operating.stateful_set import StatefulSet, lose, penstock
+from tests.support import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[StatefulSet]:
+    made = StatefulSet(tmp_path)
+    try:
+        made.start()
+        make_topic(made.bootstrap)
+        yield made
+    finally:
+        made.close()
+
+
+def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Say it where somebody who runs the test reads it."""
+    with capsys.disabled():
+        sys.stdout.write(f"\n{text}\n")
+
+
+def test_a_rolling_restart_and_a_dead_host_lose_nothing(
+    pods: StatefulSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = Load(pods.bootstrap)
+    load.wait_progress()
+    load.pause_ms()
+    lived = [pod.address for pod in pods.pods]
+    pods.roll(lambda: wait_in_sync(pods.bootstrap))
+    load.wait_progress()
+    rolled_ms = load.pause_ms()
+    assert all(pod.killed_by_grace == 0 for pod in pods.pods)
+    assert not {pod.address for pod in pods.pods} & set(lived)
+
+    wait_in_sync(pods.bootstrap)
+    load.pause_ms()
+    pods.kill(pods.pods[1])
+    load.wait_progress()
+    pods.replace(pods.pods[1])
+    load.wait_progress()
+    killed_ms = load.pause_ms()
+
+    # One that hangs is killed when its grace period is over.
+    wait_in_sync(pods.bootstrap)
+    pods.delete(pods.pods[2], lambda: None, grace_s=0.0)
+    pods.replace(pods.pods[2])
+    assert pods.pods[2].killed_by_grace == 1
+    records = load.finish(pods.bootstrap)
+    tell(
+        capsys,
+        f"{records} records; the longest write pause: {rolled_ms} ms in a rolling restart, "
+        f"{killed_ms} ms for a pod that was killed",
+    )
+
+
+def test_the_founders_lost_disk_founds_no_second_cluster(pods: StatefulSet) -> None:
+    """Step by step what docs/operating/kubernetes.md says of a lost disk."""
+    pod = pods.pods[0]
+    others = ",".join(one.address for one in pods.pods[1:])
+    pods.delete(pod, lambda: wait_in_sync(others))
+    lose(pod.disk)
+    pods.schedule(pod)
+    refused = pods.adopt(pod)
+    assert refused.returncode == 1
+    assert f"node 0 of cluster {pods.cluster_id} had a disk there" in refused.stderr
+    assert not (pod.disk / "data").exists()
+
+    removed = penstock("quorum", "remove", "0", bootstrap=others)
+    assert removed.returncode == 0, removed.stderr
+    record = pods.records / "node-0.json"
+    assert f"`rm {record}`" in refused.stderr
+    record.unlink()
+    pods.schedule(pod)
+    done = pods.adopt(pod)
+    assert done.returncode == 0, done.stderr
+    assert "may found" not in done.stdout
+    assert not read_meta(pod.disk / "data").may_found
+    pods.run(pod)
+    wait_until(
+        lambda: penstock("quorum", "add", f"0@{pod.controller}", bootstrap=others).returncode == 0,
+        "it votes again",
+        timeout_s=120,
+    )
+    pods.wait_ready(pod)
+    wait_in_sync(pods.bootstrap)
+    status = penstock("quorum", "status", "--output", "json", bootstrap=pods.bootstrap)
+    assert status.returncode == 0, status.stdout + status.stderr
+
+
+def test_a_pod_with_another_ones_disk_is_not_started(pods: StatefulSet) -> None:
+    first, second, _ = pods.pods
+    for pod in (first, second):
+        pods.delete(pod, lambda: None)
+    spare = first.disk.with_name("spare")
+    first.disk.rename(spare)
+    second.disk.rename(first.disk)
+    spare.rename(second.disk)
+    for pod, other in ((first, second), (second, first)):
+        done = pods.adopt(pod)
+        assert done.returncode == 1
+        said = f"belongs to node {other.ordinal}, not to node {pod.ordinal}"
+        assert said in " ".join(done.stderr.split())
+        assert "mount the right disk" in done.stderr

@@ -1,0 +1,138 @@
+"""Software replaced node by node under load, and metadata.version raised by command in the end.
+
+From the commit before this one, or from UPGRADE_FROM (``make upgrade UPGRADE_FROM=REV``): its
+build, made as a user makes it, runs the nodes first.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.client import AdminClient
+from penstock.raft_meta.core.versions import METADATA_VERSION
+from tests.integration.operating.load import Load, make_topic, wait_in_sync
+from tests.integration.operating.stateful_set import Pod, StatefulSet, penstock
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILD_S = 300
+UPGRADE_FROM = os.environ.get("UPGRADE_FROM", "HEAD~1")
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(BUILD_S + 500)]
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The build of the revision to come from. Skips where its history is not there."""
+    try:
+        found = git("rev-parse", "--verify", "--quiet", f"{UPGRADE_FROM}^{{commit}}")
+    except FileNotFoundError:
+        pytest.skip("there is no git to get the former software by")
+    if found.returncode:
+        pytest.skip(f"git knows no {UPGRADE_FROM} here, as in a copy without history")
+    source = tmp_path_factory.mktemp("former-source")
+    with tarfile.open(
+        fileobj=io.BytesIO(git("archive", found.stdout.decode().strip()).stdout)
+    ) as tar:
+        tar.extractall(source, filter="data")
+    target = tmp_path_factory.mktemp("former")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--no-index", "--no-build-isolation", "--root-user-action", "ignore"),
+            *("--target", str(target), str(source)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def runs_from(pods: StatefulSet, pod: Pod) -> Path:
+    """Where a process in the pod finds its broker."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import penstock.broker as it; print(it.__file__)"],
+        env=pods.environment(pod),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def pods(tmp_path: Path, former: Path) -> Iterator[StatefulSet]:
+    made = StatefulSet(tmp_path)
+    for pod in made.pods:
+        pod.software = former
+    try:
+        made.start()
+        assert all(runs_from(made, pod).is_relative_to(former) for pod in made.pods)
+        make_topic(made.bootstrap)
+        yield made
+    finally:
+        made.close()
+
+
+def level(bootstrap: str) -> int:
+    with AdminClient(bootstrap) as admin:
+        return admin.describe_cluster().metadata_version
+
+
+def test_software_is_replaced_node_by_node_under_load(
+    pods: StatefulSet, former: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = level(pods.bootstrap)
+    assert before <= METADATA_VERSION
+    load = Load(pods.bootstrap)
+    load.wait_progress()
+    load.pause_ms()
+
+    def pre_stop() -> None:
+        wait_in_sync(pods.bootstrap)
+
+    # The first one goes forward, and back again: until the level is raised any of them may.
+    trial = pods.pods[-1]
+    for software in (None, former):
+        pods.delete(trial, pre_stop)
+        trial.software = software
+        pods.replace(trial)
+        load.wait_progress()
+    assert level(pods.bootstrap) == before
+
+    def install(pod: Pod) -> None:
+        pod.software = None
+
+    pods.roll(pre_stop, install)
+    assert not any(runs_from(pods, pod).is_relative_to(former) for pod in pods.pods)
+    load.wait_progress()
+    # Nothing but the command raises it.
+    assert level(pods.bootstrap) == before
+    raised = penstock("cluster", "upgrade", "--output", "json", bootstrap=pods.bootstrap)
+    assert raised.returncode == 0, raised.stderr
+    told = json.loads(raised.stdout)
+    assert told == {"metadata_version": METADATA_VERSION, "before": before}
+    load.wait_progress()
+    pause_ms = load.pause_ms()
+    records = load.finish(pods.bootstrap)
+    assert level(pods.bootstrap) == METADATA_VERSION
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{records} records from {UPGRADE_FROM} on; metadata.version {before} -> "
+            f"{METADATA_VERSION}; the longest write pause: {pause_ms} ms\n"
+        )
