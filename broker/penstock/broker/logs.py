@@ -9,6 +9,8 @@ from typing import TextIO, cast
 
 import structlog
 
+from penstock.raft_meta import tracing
+
 
 def configure_logs(log_format: str, level: str, **bound: object) -> None:
     """Send every log line of this process to standard error, with ``bound`` on each.
@@ -25,6 +27,7 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
     structlog.configure(
         processors=[
             _binder(bound),
+            _trace,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *([structlog.processors.format_exc_info] if log_format == "json" else []),
@@ -83,3 +86,12 @@ def _binder(bound: dict[str, object]) -> structlog.typing.Processor:
         return event
 
     return bind
+
+
+def _trace(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Adds the trace of the client's call that the line is about, if it has one."""
+    for key, value in tracing.log_fields().items():
+        event.setdefault(key, value)
+    return event

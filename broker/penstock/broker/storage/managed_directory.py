@@ -79,7 +79,7 @@ class ManagedDirectory:
         self._unclear: dict[Path, Unclear] = {}
         self._cluster_id = cluster_id
         self._on_durable = on_durable
-        self._flusher = Flusher(home.path, home.settings, self._flushed)
+        self._flusher = Flusher(home, self._flushed)
         self._state: LocalState | None = None
         self._new = NewDirectories(home)
         self._high_watermarks: dict[TopicIdPartition, int] = {}
