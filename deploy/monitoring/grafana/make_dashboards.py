@@ -1,0 +1,595 @@
+"""Writes the dashboards: python deploy/monitoring/grafana/make_dashboards.py
+
+What they show is said here, in a line a curve; the JSON beside it is what Grafana is given, and a
+test holds the two together and every query to the metrics that there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+TARGET: Final = Path(__file__).parent / "dashboards"
+_WIDE, _HIGH, _COLUMNS = 8, 8, 24
+_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+_MINE: Final = 'cluster=~"$cluster"'
+_NODE: Final = f'{_MINE}, node=~"$node"'
+_TOPIC: Final = f'{_MINE}, topic=~"$topic"'
+_GROUP: Final = f'{_MINE}, group=~"$group"'
+_QUERY: Final = 'query=~"$query"'
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel: its curves by legend, or with ``single`` one number each."""
+
+    title: str
+    curves: Sequence[tuple[str, str]]
+    unit: str = "short"
+    single: bool = False
+    bad_from: float | None = None
+    """From this value on a single number is red."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """One dashboard. ``variables``: by name the metric and the label whose values are to choose."""
+
+    name: str
+    title: str
+    panels: Sequence[Panel]
+    variables: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def _rate(metric: str, chosen: str, by: str) -> str:
+    return f"sum by ({by}) (rate({metric}{{{chosen}}}[$__rate_interval]))"
+
+
+def _quantile(share: float, metric: str, chosen: str, by: str) -> str:
+    rate = _rate(f"{metric}_bucket", chosen, f"{by}, le")
+    return f"histogram_quantile({share}, {rate})"
+
+
+def _number(title: str, expr: str, bad_from: float | None = None, unit: str = "short") -> Panel:
+    return Panel(title, [("", expr)], unit, single=True, bad_from=bad_from)
+
+
+_CLUSTER_VARIABLE: Final = {"cluster": ("penstock_build_info", "cluster")}
+_NODE_VARIABLE: Final = {**_CLUSTER_VARIABLE, "node": ("penstock_build_info", "node")}
+
+CLUSTER: Final = Dashboard(
+    "cluster",
+    "Penstock: cluster",
+    [
+        _number("Nodes up", f'sum(up{{job="penstock", {_MINE}}})'),
+        _number("Active controllers", f"sum(penstock_active_controller{{{_MINE}}})"),
+        _number("Offline partitions", f"max(penstock_offline_partitions{{{_MINE}}})", 1),
+        _number("Refusing acks=all", f"sum(penstock_under_min_isr_partitions{{{_MINE}}})", 1),
+        _number("Under-replicated", f"sum(penstock_under_replicated_partitions{{{_MINE}}})", 1),
+        _number("Damaged replicas", f"sum(penstock_damaged_replicas{{{_MINE}}})", 1),
+        Panel(
+            "Bytes in and out",
+            [
+                (
+                    "produced",
+                    f"sum(rate(penstock_produced_bytes_total{{{_MINE}}}[$__rate_interval]))",
+                ),
+                (
+                    "fetched",
+                    f"sum(rate(penstock_fetched_bytes_total{{{_MINE}}}[$__rate_interval]))",
+                ),
+            ],
+            "Bps",
+        ),
+        Panel(
+            "Records in",
+            [("", f"sum(rate(penstock_produced_records_total{{{_MINE}}}[$__rate_interval]))")],
+        ),
+        Panel(
+            "Produce, from request to answer",
+            [
+                (
+                    f"p{share * 100:g}",
+                    _quantile(
+                        share,
+                        "penstock_request_seconds",
+                        f'{_MINE}, method="Log.Produce"',
+                        "cluster",
+                    ),
+                )
+                for share in (0.5, 0.99, 0.999)
+            ],
+            "s",
+        ),
+        Panel(
+            "Partitions to look after",
+            [
+                ("under-replicated", f"sum(penstock_under_replicated_partitions{{{_MINE}}})"),
+                ("at min ISR", f"sum(penstock_at_min_isr_partitions{{{_MINE}}})"),
+                ("under min ISR", f"sum(penstock_under_min_isr_partitions{{{_MINE}}})"),
+                ("offline", f"max(penstock_offline_partitions{{{_MINE}}})"),
+                ("reassigning", f"sum(penstock_reassigning_partitions{{{_MINE}}})"),
+                (
+                    "not at their preferred leader",
+                    f"max(penstock_not_preferred_partitions{{{_MINE}}})",
+                ),
+            ],
+        ),
+        Panel(
+            "Refused, by error",
+            [("{{error}}", _rate("penstock_refused_batches_total", _MINE, "error"))],
+        ),
+        Panel(
+            "In-sync sets change",
+            [
+                ("left: {{reason}}", _rate("penstock_isr_left_total", _MINE, "reason")),
+                ("joined", f"sum(rate(penstock_isr_joined_total{{{_MINE}}}[$__rate_interval]))"),
+            ],
+        ),
+        Panel("Leaders", [("node {{node}}", f"penstock_leader_partitions{{{_MINE}}}")]),
+        Panel(
+            "Leader elections",
+            [
+                ("all", f"sum(rate(penstock_leader_elections_total{{{_MINE}}}[$__rate_interval]))"),
+                (
+                    "unclean",
+                    f"sum(rate(penstock_unclean_leader_elections_total{{{_MINE}}}[$__rate_interval]))",
+                ),
+            ],
+        ),
+        Panel(
+            "Free of each disk",
+            [
+                (
+                    "node {{node}} {{directory}}",
+                    f"penstock_log_directory_free_bytes{{{_MINE}}}"
+                    f" / penstock_log_directory_total_bytes{{{_MINE}}}",
+                )
+            ],
+            "percentunit",
+        ),
+        Panel(
+            "Software",
+            [
+                (
+                    "{{version}} {{revision}} {{codec}}",
+                    f"count by (version, revision, codec) (penstock_build_info{{{_MINE}}})",
+                )
+            ],
+        ),
+    ],
+    _CLUSTER_VARIABLE,
+)
+
+BROKER: Final = Dashboard(
+    "broker",
+    "Penstock: broker",
+    [
+        _number("Fenced", f"sum(penstock_broker_fenced{{{_NODE}}})", 1),
+        _number("Replicas", f"sum(penstock_replica_partitions{{{_NODE}}})"),
+        _number("Leaders", f"sum(penstock_leader_partitions{{{_NODE}}})"),
+        _number("Failed directories", f"sum(penstock_offline_log_directories{{{_NODE}}})", 1),
+        _number("Offline replicas", f"sum(penstock_offline_replicas{{{_NODE}}})", 1),
+        _number(
+            "Up since", f"max(process_start_time_seconds{{{_NODE}}}) * 1000", unit="dateTimeFromNow"
+        ),
+        Panel(
+            "Calls a second",
+            [("{{method}}", _rate("penstock_request_seconds_count", _NODE, "method"))],
+        ),
+        Panel(
+            "p99 of calls",
+            [("{{method}}", _quantile(0.99, "penstock_request_seconds", _NODE, "method"))],
+            "s",
+        ),
+        Panel(
+            "Requests that wait",
+            [("{{kind}}", f"sum by (kind) (penstock_waiting_requests{{{_NODE}}})")],
+        ),
+        Panel(
+            "Bytes in and out",
+            [
+                ("produced {{node}}", _rate("penstock_produced_bytes_total", _NODE, "node")),
+                ("fetched {{node}}", _rate("penstock_fetched_bytes_total", _NODE, "node")),
+            ],
+            "Bps",
+        ),
+        Panel(
+            "p99 of the disk",
+            [
+                (
+                    "fsync {{node}} {{directory}}",
+                    _quantile(0.99, "penstock_fsync_seconds", _NODE, "node, directory"),
+                ),
+                (
+                    "flush round {{node}} {{directory}}",
+                    _quantile(0.99, "penstock_flush_wait_seconds", _NODE, "node, directory"),
+                ),
+            ],
+            "s",
+        ),
+        Panel(
+            "Records that followers lack",
+            [
+                (
+                    "{{node}} to {{follower}}",
+                    f"sum by (node, follower) (penstock_replica_lag_records{{{_NODE}}})",
+                )
+            ],
+        ),
+        Panel(
+            "Followers out of sync",
+            [("{{reason}}", f"sum by (reason) (penstock_out_of_sync_followers{{{_NODE}}})")],
+        ),
+        Panel(
+            "Connections and streams",
+            [
+                (
+                    "connections: {{listener}}",
+                    f"sum by (listener) (penstock_connections{{{_NODE}}})",
+                ),
+                ("streams: {{method}}", f"sum by (method) (penstock_open_streams{{{_NODE}}})"),
+            ],
+        ),
+        Panel(
+            "CPU", [("{{node}}", _rate("process_cpu_seconds_total", _NODE, "node"))], "percentunit"
+        ),
+        Panel("Memory", [("{{node}}", f"process_resident_memory_bytes{{{_NODE}}}")], "bytes"),
+        Panel(
+            "p99 of late timers and of garbage collections",
+            [
+                (
+                    "event loop {{node}}",
+                    _quantile(0.99, "penstock_event_loop_delay_seconds", _NODE, "node"),
+                ),
+                (
+                    "collections {{node}}",
+                    _quantile(0.99, "penstock_gc_pause_seconds", _NODE, "node"),
+                ),
+            ],
+            "s",
+        ),
+        Panel(
+            "Descriptors in use",
+            [("{{node}}", f"process_open_fds{{{_NODE}}} / process_max_fds{{{_NODE}}}")],
+            "percentunit",
+        ),
+        Panel(
+            "Cleaning and scrubbing",
+            [
+                (
+                    "cleaner reads {{node}}",
+                    _rate("penstock_cleaner_read_bytes_total", _NODE, "node"),
+                ),
+                (
+                    "cleaner writes {{node}}",
+                    _rate("penstock_cleaner_written_bytes_total", _NODE, "node"),
+                ),
+                (
+                    "scrubber reads {{node}}",
+                    _rate("penstock_scrubber_read_bytes_total", _NODE, "node"),
+                ),
+            ],
+            "Bps",
+        ),
+        Panel(
+            "Old records deleted",
+            [("{{reason}}", _rate("penstock_retention_deleted_bytes_total", _NODE, "reason"))],
+            "Bps",
+        ),
+    ],
+    _NODE_VARIABLE,
+)
+
+TOPIC: Final = Dashboard(
+    "topic",
+    "Penstock: topics",
+    [
+        Panel(
+            "Records in",
+            [("{{topic}}", _rate("penstock_topic_produced_records_total", _TOPIC, "topic"))],
+        ),
+        Panel(
+            "Bytes in",
+            [("{{topic}}", _rate("penstock_topic_produced_bytes_total", _TOPIC, "topic"))],
+            "Bps",
+        ),
+        Panel(
+            "Bytes out",
+            [("{{topic}}", _rate("penstock_topic_fetched_bytes_total", _TOPIC, "topic"))],
+            "Bps",
+        ),
+        Panel(
+            "Bytes on all disks",
+            [("{{topic}}", f"sum by (topic) (penstock_log_size_bytes{{{_TOPIC}}})")],
+            "bytes",
+        ),
+        Panel(
+            "Bytes a record",
+            [
+                (
+                    "{{topic}}",
+                    f"{_rate('penstock_topic_produced_bytes_total', _TOPIC, 'topic')} / "
+                    f"{_rate('penstock_topic_produced_records_total', _TOPIC, 'topic')}",
+                )
+            ],
+            "bytes",
+        ),
+        Panel(
+            "Groups behind",
+            [
+                (
+                    "{{group}} in {{topic}}",
+                    f"max by (group, topic) (penstock_group_lag_records{{{_TOPIC}}})",
+                )
+            ],
+        ),
+    ],
+    {**_CLUSTER_VARIABLE, "topic": ("penstock_log_size_bytes", "topic")},
+)
+
+GROUP: Final = Dashboard(
+    "group",
+    "Penstock: groups and transactions",
+    [
+        Panel(
+            "Lag",
+            [
+                (
+                    "{{group}} in {{topic}}",
+                    f"max by (group, topic) (penstock_group_lag_records{{{_GROUP}}})",
+                )
+            ],
+        ),
+        Panel(
+            "How fast the lag grows",
+            [("{{group}} in {{topic}}", f"deriv(penstock_group_lag_records{{{_GROUP}}}[15m])")],
+        ),
+        Panel("Groups by state", [("{{state}}", f"sum by (state) (penstock_groups{{{_MINE}}})")]),
+        Panel("Members", [("", f"sum(penstock_group_members{{{_MINE}}})")]),
+        Panel(
+            "Rebalances a second",
+            [("node {{node}}", _rate("penstock_group_rebalances_total", _MINE, "node"))],
+        ),
+        Panel(
+            "p99 of commits",
+            [
+                (
+                    "",
+                    _quantile(
+                        0.99,
+                        "penstock_request_seconds",
+                        f'{_MINE}, method="Groups.CommitOffsets"',
+                        "cluster",
+                    ),
+                )
+            ],
+            "s",
+        ),
+        Panel(
+            "Transactions by state",
+            [("{{state}}", f"sum by (state) (penstock_transactions{{{_MINE}}})")],
+        ),
+        Panel(
+            "Transactions that end",
+            [("{{outcome}}", _rate("penstock_transactions_ended_total", _MINE, "outcome"))],
+        ),
+        Panel(
+            "Oldest open transaction",
+            [("", f"max(penstock_oldest_transaction_seconds{{{_MINE}}})")],
+            "s",
+        ),
+    ],
+    {**_CLUSTER_VARIABLE, "group": ("penstock_group_lag_records", "group")},
+)
+
+QUORUM: Final = Dashboard(
+    "quorum",
+    "Penstock: controllers",
+    [
+        Panel("Active controller", [("node {{node}}", f"penstock_active_controller{{{_MINE}}}")]),
+        Panel("Term", [("node {{node}}", f"penstock_raft_term{{{_MINE}}}")]),
+        Panel(
+            "Elections, of the last hour",
+            [("", f"max(increase(penstock_controller_elections_total{{{_MINE}}}[1h]))")],
+        ),
+        Panel(
+            "Entries decided a second",
+            [("node {{node}}", f"deriv(penstock_raft_commit_index{{{_MINE}}}[5m])")],
+        ),
+        Panel(
+            "Entries that others lack",
+            [("node {{voter}}", f"max by (voter) (penstock_raft_lag_entries{{{_MINE}}})")],
+        ),
+        Panel(
+            "Entries to apply, and to be decided",
+            [
+                (
+                    "to apply {{node}}",
+                    f"penstock_raft_commit_index{{{_MINE}}} - penstock_raft_applied_index{{{_MINE}}}",
+                ),
+                (
+                    "to be decided {{node}}",
+                    f"penstock_raft_last_index{{{_MINE}}} - penstock_raft_commit_index{{{_MINE}}}",
+                ),
+            ],
+        ),
+        Panel(
+            "Brokers behind with the metadata, in entries",
+            [
+                (
+                    "node {{node}}",
+                    f"scalar(max(penstock_raft_commit_index{{{_MINE}}})) - penstock_metadata_index{{{_MINE}}}",
+                )
+            ],
+        ),
+        Panel("Brokers", [("{{state}}", f"max by (state) (penstock_cluster_brokers{{{_MINE}}})")]),
+        Panel(
+            "Topics and partitions",
+            [
+                ("topics", f"max(penstock_cluster_topics{{{_MINE}}})"),
+                ("partitions", f"max(penstock_cluster_partitions{{{_MINE}}})"),
+            ],
+        ),
+        Panel(
+            "Refusals",
+            [
+                (
+                    "{{command}}: {{error}}",
+                    _rate("penstock_controller_refusals_total", _MINE, "command, error"),
+                )
+            ],
+        ),
+        Panel(
+            "p99 of calls to controllers",
+            [
+                (
+                    "{{method}}",
+                    _quantile(
+                        0.99,
+                        "penstock_request_seconds",
+                        f'{_MINE}, method=~"Controller.*"',
+                        "method",
+                    ),
+                )
+            ],
+            "s",
+        ),
+        _number("metadata.version", f"min(penstock_metadata_version{{{_MINE}}})"),
+    ],
+    _CLUSTER_VARIABLE,
+)
+
+PIPELINE: Final = Dashboard(
+    "pipeline",
+    "Penstock: pipelines on Spark",
+    [
+        Panel(
+            "Behind, in offsets",
+            [
+                (
+                    "{{query}} {{topic}}",
+                    f"sum by (query, topic) (penstock_query_lag_offsets{{{_QUERY}}})",
+                )
+            ],
+        ),
+        Panel(
+            "Rows that arrive and are processed a second",
+            [
+                ("{{query}} arrive", f"penstock_query_input_rows_per_second{{{_QUERY}}}"),
+                ("{{query}} processed", f"penstock_query_processed_rows_per_second{{{_QUERY}}}"),
+            ],
+        ),
+        Panel(
+            "Time of a micro-batch",
+            [("{{query}}", f"penstock_query_batch_seconds{{{_QUERY}}}")],
+            "s",
+        ),
+        Panel(
+            "Rows processed", [("{{query}}", _rate("penstock_query_rows_total", _QUERY, "query"))]
+        ),
+        Panel("Micro-batch", [("{{query}}", f"penstock_query_batch_id{{{_QUERY}}}")]),
+    ],
+    {"query": ("penstock_query_batch_id", "query")},
+)
+
+DASHBOARDS: Final = (CLUSTER, BROKER, TOPIC, GROUP, QUORUM, PIPELINE)
+
+
+def as_json(dashboard: Dashboard) -> str:
+    """What Grafana is given."""
+    model = {
+        "uid": f"penstock-{dashboard.name}",
+        "title": dashboard.title,
+        "tags": ["penstock"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "links": [
+            {"type": "dashboards", "tags": ["penstock"], "title": "Penstock", "asDropdown": True}
+        ],
+        "templating": {"list": [_source(), *map(_variable, dashboard.variables.items())]},
+        "panels": _placed(dashboard.panels),
+    }
+    return json.dumps(model, indent=1, ensure_ascii=False) + "\n"
+
+
+def _source() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Source", "type": "datasource", "query": "prometheus"}
+
+
+def _variable(entry: tuple[str, tuple[str, str]]) -> dict[str, Any]:
+    name, (metric, label) = entry
+    query = f"label_values({metric}, {label})"
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": _SOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        # What has no such label (there is one cluster alone) is shown too.
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """The panels from left to right: six numbers in a row, or three pictures."""
+    placed, x, y, height = [], 0, 0, 0
+    for number, panel in enumerate(panels, 1):
+        wide, high = (4, 4) if panel.single else (_WIDE, _HIGH)
+        if x + wide > _COLUMNS or (height and high != height):
+            x, y = 0, y + height
+        height = high
+        placed.append(_panel(number, panel, {"x": x, "y": y, "w": wide, "h": high}))
+        x += wide
+    return placed
+
+
+def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    if panel.bad_from is not None:
+        steps.append({"color": "red", "value": panel.bad_from})
+    defaults: dict[str, Any] = {
+        "unit": panel.unit,
+        "thresholds": {"mode": "absolute", "steps": steps},
+    }
+    if not panel.single:
+        defaults |= {"min": 0, "color": {"mode": "palette-classic"}}
+    return {
+        "id": number,
+        "title": panel.title,
+        "type": "stat" if panel.single else "timeseries",
+        "datasource": _SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "targets": [
+            {
+                "refId": chr(ord("A") + at),
+                "datasource": _SOURCE,
+                "expr": expr,
+                "legendFormat": legend,
+            }
+            for at, (legend, expr) in enumerate(panel.curves)
+        ],
+    }
+
+
+def main() -> None:
+    """Write all of them."""
+    TARGET.mkdir(exist_ok=True)
+    for dashboard in DASHBOARDS:
+        path = TARGET / f"{dashboard.name}.json"
+        path.write_text(as_json(dashboard), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
