@@ -1,4 +1,4 @@
-"""Writes the dashboards: python deploy/monitoring/grafana/make_dashboards.py
+"""Writes the dashboards, as `python deploy/monitoring/grafana/make_dashboards.py`.
 
 What they show is said here, in a line a curve; the JSON beside it is what Grafana is given, and a
 test holds the two together and every query to the metrics that there are.
@@ -19,6 +19,7 @@ _MINE: Final = 'cluster=~"$cluster"'
 _NODE: Final = f'{_MINE}, node=~"$node"'
 _TOPIC: Final = f'{_MINE}, topic=~"$topic"'
 _GROUP: Final = f'{_MINE}, group=~"$group"'
+_COMMITTED: Final = f"penstock_raft_commit_index{{{_MINE}}}"
 _QUERY: Final = 'query=~"$query"'
 
 
@@ -53,6 +54,14 @@ def _quantile(share: float, metric: str, chosen: str, by: str) -> str:
     return f"histogram_quantile({share}, {rate})"
 
 
+def _less(metric: str, other: str) -> str:
+    return f"{metric}{{{_MINE}}} - {other}{{{_MINE}}}"
+
+
+def _curve(title: str, legend: str, expr: str, unit: str = "short") -> Panel:
+    return Panel(title, [(legend, expr)], unit)
+
+
 def _number(title: str, expr: str, bad_from: float | None = None, unit: str = "short") -> Panel:
     return Panel(title, [("", expr)], unit, single=True, bad_from=bad_from)
 
@@ -84,9 +93,10 @@ CLUSTER: Final = Dashboard(
             ],
             "Bps",
         ),
-        Panel(
+        _curve(
             "Records in",
-            [("", f"sum(rate(penstock_produced_records_total{{{_MINE}}}[$__rate_interval]))")],
+            "",
+            f"sum(rate(penstock_produced_records_total{{{_MINE}}}[$__rate_interval]))",
         ),
         Panel(
             "Produce, from request to answer",
@@ -118,9 +128,10 @@ CLUSTER: Final = Dashboard(
                 ),
             ],
         ),
-        Panel(
+        _curve(
             "Refused, by error",
-            [("{{error}}", _rate("penstock_refused_batches_total", _MINE, "error"))],
+            "{{error}}",
+            _rate("penstock_refused_batches_total", _MINE, "error"),
         ),
         Panel(
             "In-sync sets change",
@@ -145,8 +156,10 @@ CLUSTER: Final = Dashboard(
             [
                 (
                     "node {{node}} {{directory}}",
-                    f"penstock_log_directory_free_bytes{{{_MINE}}}"
-                    f" / penstock_log_directory_total_bytes{{{_MINE}}}",
+                    " / ".join(
+                        f"penstock_log_directory_{what}_bytes{{{_MINE}}}"
+                        for what in ("free", "total")
+                    ),
                 )
             ],
             "percentunit",
@@ -176,18 +189,19 @@ BROKER: Final = Dashboard(
         _number(
             "Up since", f"max(process_start_time_seconds{{{_NODE}}}) * 1000", unit="dateTimeFromNow"
         ),
-        Panel(
-            "Calls a second",
-            [("{{method}}", _rate("penstock_request_seconds_count", _NODE, "method"))],
+        _curve(
+            "Calls a second", "{{method}}", _rate("penstock_request_seconds_count", _NODE, "method")
         ),
-        Panel(
+        _curve(
             "p99 of calls",
-            [("{{method}}", _quantile(0.99, "penstock_request_seconds", _NODE, "method"))],
+            "{{method}}",
+            _quantile(0.99, "penstock_request_seconds", _NODE, "method"),
             "s",
         ),
-        Panel(
+        _curve(
             "Requests that wait",
-            [("{{kind}}", f"sum by (kind) (penstock_waiting_requests{{{_NODE}}})")],
+            "{{kind}}",
+            f"sum by (kind) (penstock_waiting_requests{{{_NODE}}})",
         ),
         Panel(
             "Bytes in and out",
@@ -220,9 +234,10 @@ BROKER: Final = Dashboard(
                 )
             ],
         ),
-        Panel(
+        _curve(
             "Followers out of sync",
-            [("{{reason}}", f"sum by (reason) (penstock_out_of_sync_followers{{{_NODE}}})")],
+            "{{reason}}",
+            f"sum by (reason) (penstock_out_of_sync_followers{{{_NODE}}})",
         ),
         Panel(
             "Connections and streams",
@@ -234,10 +249,8 @@ BROKER: Final = Dashboard(
                 ("streams: {{method}}", f"sum by (method) (penstock_open_streams{{{_NODE}}})"),
             ],
         ),
-        Panel(
-            "CPU", [("{{node}}", _rate("process_cpu_seconds_total", _NODE, "node"))], "percentunit"
-        ),
-        Panel("Memory", [("{{node}}", f"process_resident_memory_bytes{{{_NODE}}}")], "bytes"),
+        _curve("CPU", "{{node}}", _rate("process_cpu_seconds_total", _NODE, "node"), "percentunit"),
+        _curve("Memory", "{{node}}", f"process_resident_memory_bytes{{{_NODE}}}", "bytes"),
         Panel(
             "p99 of late timers and of garbage collections",
             [
@@ -252,9 +265,10 @@ BROKER: Final = Dashboard(
             ],
             "s",
         ),
-        Panel(
+        _curve(
             "Descriptors in use",
-            [("{{node}}", f"process_open_fds{{{_NODE}}} / process_max_fds{{{_NODE}}}")],
+            "{{node}}",
+            f"process_open_fds{{{_NODE}}} / process_max_fds{{{_NODE}}}",
             "percentunit",
         ),
         Panel(
@@ -275,9 +289,10 @@ BROKER: Final = Dashboard(
             ],
             "Bps",
         ),
-        Panel(
+        _curve(
             "Old records deleted",
-            [("{{reason}}", _rate("penstock_retention_deleted_bytes_total", _NODE, "reason"))],
+            "{{reason}}",
+            _rate("penstock_retention_deleted_bytes_total", _NODE, "reason"),
             "Bps",
         ),
     ],
@@ -288,23 +303,27 @@ TOPIC: Final = Dashboard(
     "topic",
     "Penstock: topics",
     [
-        Panel(
+        _curve(
             "Records in",
-            [("{{topic}}", _rate("penstock_topic_produced_records_total", _TOPIC, "topic"))],
+            "{{topic}}",
+            _rate("penstock_topic_produced_records_total", _TOPIC, "topic"),
         ),
-        Panel(
+        _curve(
             "Bytes in",
-            [("{{topic}}", _rate("penstock_topic_produced_bytes_total", _TOPIC, "topic"))],
+            "{{topic}}",
+            _rate("penstock_topic_produced_bytes_total", _TOPIC, "topic"),
             "Bps",
         ),
-        Panel(
+        _curve(
             "Bytes out",
-            [("{{topic}}", _rate("penstock_topic_fetched_bytes_total", _TOPIC, "topic"))],
+            "{{topic}}",
+            _rate("penstock_topic_fetched_bytes_total", _TOPIC, "topic"),
             "Bps",
         ),
-        Panel(
+        _curve(
             "Bytes on all disks",
-            [("{{topic}}", f"sum by (topic) (penstock_log_size_bytes{{{_TOPIC}}})")],
+            "{{topic}}",
+            f"sum by (topic) (penstock_log_size_bytes{{{_TOPIC}}})",
             "bytes",
         ),
         Panel(
@@ -312,8 +331,10 @@ TOPIC: Final = Dashboard(
             [
                 (
                     "{{topic}}",
-                    f"{_rate('penstock_topic_produced_bytes_total', _TOPIC, 'topic')} / "
-                    f"{_rate('penstock_topic_produced_records_total', _TOPIC, 'topic')}",
+                    " / ".join(
+                        _rate(f"penstock_topic_produced_{what}_total", _TOPIC, "topic")
+                        for what in ("bytes", "records")
+                    ),
                 )
             ],
             "bytes",
@@ -344,15 +365,17 @@ GROUP: Final = Dashboard(
                 )
             ],
         ),
-        Panel(
+        _curve(
             "How fast the lag grows",
-            [("{{group}} in {{topic}}", f"deriv(penstock_group_lag_records{{{_GROUP}}}[15m])")],
+            "{{group}} in {{topic}}",
+            f"deriv(penstock_group_lag_records{{{_GROUP}}}[15m])",
         ),
         Panel("Groups by state", [("{{state}}", f"sum by (state) (penstock_groups{{{_MINE}}})")]),
         Panel("Members", [("", f"sum(penstock_group_members{{{_MINE}}})")]),
-        Panel(
+        _curve(
             "Rebalances a second",
-            [("node {{node}}", _rate("penstock_group_rebalances_total", _MINE, "node"))],
+            "node {{node}}",
+            _rate("penstock_group_rebalances_total", _MINE, "node"),
         ),
         Panel(
             "p99 of commits",
@@ -369,17 +392,20 @@ GROUP: Final = Dashboard(
             ],
             "s",
         ),
-        Panel(
+        _curve(
             "Transactions by state",
-            [("{{state}}", f"sum by (state) (penstock_transactions{{{_MINE}}})")],
+            "{{state}}",
+            f"sum by (state) (penstock_transactions{{{_MINE}}})",
         ),
-        Panel(
+        _curve(
             "Transactions that end",
-            [("{{outcome}}", _rate("penstock_transactions_ended_total", _MINE, "outcome"))],
+            "{{outcome}}",
+            _rate("penstock_transactions_ended_total", _MINE, "outcome"),
         ),
-        Panel(
+        _curve(
             "Oldest open transaction",
-            [("", f"max(penstock_oldest_transaction_seconds{{{_MINE}}})")],
+            "",
+            f"max(penstock_oldest_transaction_seconds{{{_MINE}}})",
             "s",
         ),
     ],
@@ -392,28 +418,31 @@ QUORUM: Final = Dashboard(
     [
         Panel("Active controller", [("node {{node}}", f"penstock_active_controller{{{_MINE}}}")]),
         Panel("Term", [("node {{node}}", f"penstock_raft_term{{{_MINE}}}")]),
-        Panel(
+        _curve(
             "Elections, of the last hour",
-            [("", f"max(increase(penstock_controller_elections_total{{{_MINE}}}[1h]))")],
+            "",
+            f"max(increase(penstock_controller_elections_total{{{_MINE}}}[1h]))",
         ),
-        Panel(
+        _curve(
             "Entries decided a second",
-            [("node {{node}}", f"deriv(penstock_raft_commit_index{{{_MINE}}}[5m])")],
+            "node {{node}}",
+            f"deriv(penstock_raft_commit_index{{{_MINE}}}[5m])",
         ),
-        Panel(
+        _curve(
             "Entries that others lack",
-            [("node {{voter}}", f"max by (voter) (penstock_raft_lag_entries{{{_MINE}}})")],
+            "node {{voter}}",
+            f"max by (voter) (penstock_raft_lag_entries{{{_MINE}}})",
         ),
         Panel(
             "Entries to apply, and to be decided",
             [
                 (
                     "to apply {{node}}",
-                    f"penstock_raft_commit_index{{{_MINE}}} - penstock_raft_applied_index{{{_MINE}}}",
+                    _less("penstock_raft_commit_index", "penstock_raft_applied_index"),
                 ),
                 (
                     "to be decided {{node}}",
-                    f"penstock_raft_last_index{{{_MINE}}} - penstock_raft_commit_index{{{_MINE}}}",
+                    _less("penstock_raft_last_index", "penstock_raft_commit_index"),
                 ),
             ],
         ),
@@ -422,7 +451,7 @@ QUORUM: Final = Dashboard(
             [
                 (
                     "node {{node}}",
-                    f"scalar(max(penstock_raft_commit_index{{{_MINE}}})) - penstock_metadata_index{{{_MINE}}}",
+                    f"scalar(max({_COMMITTED})) - penstock_metadata_index{{{_MINE}}}",
                 )
             ],
         ),
@@ -483,10 +512,8 @@ PIPELINE: Final = Dashboard(
                 ("{{query}} processed", f"penstock_query_processed_rows_per_second{{{_QUERY}}}"),
             ],
         ),
-        Panel(
-            "Time of a micro-batch",
-            [("{{query}}", f"penstock_query_batch_seconds{{{_QUERY}}}")],
-            "s",
+        _curve(
+            "Time of a micro-batch", "{{query}}", f"penstock_query_batch_seconds{{{_QUERY}}}", "s"
         ),
         Panel(
             "Rows processed", [("{{query}}", _rate("penstock_query_rows_total", _QUERY, "query"))]
@@ -563,7 +590,9 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "thresholds": {"mode": "absolute", "steps": steps},
     }
     if not panel.single:
-        defaults |= {"min": 0, "color": {"mode": "palette-classic"}}
+        defaults |= {"color": {"mode": "palette-classic"}}
+        if not any("deriv(" in expr for _, expr in panel.curves):
+            defaults["min"] = 0
     return {
         "id": number,
         "title": panel.title,
