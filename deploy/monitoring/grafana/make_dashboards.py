@@ -6,65 +6,18 @@ test holds the two together and every query to the metrics that there are.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from panels import Dashboard, Panel, as_json, curve, less, number, quantile, rate
 
 TARGET: Final = Path(__file__).parent / "dashboards"
-_WIDE, _HIGH, _COLUMNS = 8, 8, 24
-_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _MINE: Final = 'cluster=~"$cluster"'
 _NODE: Final = f'{_MINE}, node=~"$node"'
 _TOPIC: Final = f'{_MINE}, topic=~"$topic"'
 _GROUP: Final = f'{_MINE}, group=~"$group"'
 _COMMITTED: Final = f"penstock_raft_commit_index{{{_MINE}}}"
 _QUERY: Final = 'query=~"$query"'
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One panel: its curves by legend, or with ``single`` one number each."""
-
-    title: str
-    curves: Sequence[tuple[str, str]]
-    unit: str = "short"
-    single: bool = False
-    bad_from: float | None = None
-    """From this value on a single number is red."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dashboard:
-    """One dashboard. ``variables``: by name the metric and the label whose values are to choose."""
-
-    name: str
-    title: str
-    panels: Sequence[Panel]
-    variables: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-
-def _rate(metric: str, chosen: str, by: str) -> str:
-    return f"sum by ({by}) (rate({metric}{{{chosen}}}[$__rate_interval]))"
-
-
-def _quantile(share: float, metric: str, chosen: str, by: str) -> str:
-    rate = _rate(f"{metric}_bucket", chosen, f"{by}, le")
-    return f"histogram_quantile({share}, {rate})"
-
-
-def _less(metric: str, other: str) -> str:
-    return f"{metric}{{{_MINE}}} - {other}{{{_MINE}}}"
-
-
-def _curve(title: str, legend: str, expr: str, unit: str = "short") -> Panel:
-    return Panel(title, [(legend, expr)], unit)
-
-
-def _number(title: str, expr: str, bad_from: float | None = None, unit: str = "short") -> Panel:
-    return Panel(title, [("", expr)], unit, single=True, bad_from=bad_from)
-
 
 _CLUSTER_VARIABLE: Final = {"cluster": ("penstock_build_info", "cluster")}
 _NODE_VARIABLE: Final = {**_CLUSTER_VARIABLE, "node": ("penstock_build_info", "node")}
@@ -73,12 +26,12 @@ CLUSTER: Final = Dashboard(
     "cluster",
     "Penstock: cluster",
     [
-        _number("Nodes up", f'sum(up{{job="penstock", {_MINE}}})'),
-        _number("Active controllers", f"sum(penstock_active_controller{{{_MINE}}})"),
-        _number("Offline partitions", f"max(penstock_offline_partitions{{{_MINE}}})", 1),
-        _number("Refusing acks=all", f"sum(penstock_under_min_isr_partitions{{{_MINE}}})", 1),
-        _number("Under-replicated", f"sum(penstock_under_replicated_partitions{{{_MINE}}})", 1),
-        _number("Damaged replicas", f"sum(penstock_damaged_replicas{{{_MINE}}})", 1),
+        number("Nodes up", f'sum(up{{job="penstock", {_MINE}}})'),
+        number("Active controllers", f"sum(penstock_active_controller{{{_MINE}}})"),
+        number("Offline partitions", f"max(penstock_offline_partitions{{{_MINE}}})", 1),
+        number("Refusing acks=all", f"sum(penstock_under_min_isr_partitions{{{_MINE}}})", 1),
+        number("Under-replicated", f"sum(penstock_under_replicated_partitions{{{_MINE}}})", 1),
+        number("Damaged replicas", f"sum(penstock_damaged_replicas{{{_MINE}}})", 1),
         Panel(
             "Bytes in and out",
             [
@@ -93,7 +46,7 @@ CLUSTER: Final = Dashboard(
             ],
             "Bps",
         ),
-        _curve(
+        curve(
             "Records in",
             "",
             f"sum(rate(penstock_produced_records_total{{{_MINE}}}[$__rate_interval]))",
@@ -103,7 +56,7 @@ CLUSTER: Final = Dashboard(
             [
                 (
                     f"p{share * 100:g}",
-                    _quantile(
+                    quantile(
                         share,
                         "penstock_request_seconds",
                         f'{_MINE}, method="Log.Produce"',
@@ -128,15 +81,15 @@ CLUSTER: Final = Dashboard(
                 ),
             ],
         ),
-        _curve(
+        curve(
             "Refused, by error",
             "{{error}}",
-            _rate("penstock_refused_batches_total", _MINE, "error"),
+            rate("penstock_refused_batches_total", _MINE, "error"),
         ),
         Panel(
             "In-sync sets change",
             [
-                ("left: {{reason}}", _rate("penstock_isr_left_total", _MINE, "reason")),
+                ("left: {{reason}}", rate("penstock_isr_left_total", _MINE, "reason")),
                 ("joined", f"sum(rate(penstock_isr_joined_total{{{_MINE}}}[$__rate_interval]))"),
             ],
         ),
@@ -181,24 +134,24 @@ BROKER: Final = Dashboard(
     "broker",
     "Penstock: broker",
     [
-        _number("Fenced", f"sum(penstock_broker_fenced{{{_NODE}}})", 1),
-        _number("Replicas", f"sum(penstock_replica_partitions{{{_NODE}}})"),
-        _number("Leaders", f"sum(penstock_leader_partitions{{{_NODE}}})"),
-        _number("Failed directories", f"sum(penstock_offline_log_directories{{{_NODE}}})", 1),
-        _number("Offline replicas", f"sum(penstock_offline_replicas{{{_NODE}}})", 1),
-        _number(
+        number("Fenced", f"sum(penstock_broker_fenced{{{_NODE}}})", 1),
+        number("Replicas", f"sum(penstock_replica_partitions{{{_NODE}}})"),
+        number("Leaders", f"sum(penstock_leader_partitions{{{_NODE}}})"),
+        number("Failed directories", f"sum(penstock_offline_log_directories{{{_NODE}}})", 1),
+        number("Offline replicas", f"sum(penstock_offline_replicas{{{_NODE}}})", 1),
+        number(
             "Up since", f"max(process_start_time_seconds{{{_NODE}}}) * 1000", unit="dateTimeFromNow"
         ),
-        _curve(
-            "Calls a second", "{{method}}", _rate("penstock_request_seconds_count", _NODE, "method")
+        curve(
+            "Calls a second", "{{method}}", rate("penstock_request_seconds_count", _NODE, "method")
         ),
-        _curve(
+        curve(
             "p99 of calls",
             "{{method}}",
-            _quantile(0.99, "penstock_request_seconds", _NODE, "method"),
+            quantile(0.99, "penstock_request_seconds", _NODE, "method"),
             "s",
         ),
-        _curve(
+        curve(
             "Requests that wait",
             "{{kind}}",
             f"sum by (kind) (penstock_waiting_requests{{{_NODE}}})",
@@ -206,8 +159,8 @@ BROKER: Final = Dashboard(
         Panel(
             "Bytes in and out",
             [
-                ("produced {{node}}", _rate("penstock_produced_bytes_total", _NODE, "node")),
-                ("fetched {{node}}", _rate("penstock_fetched_bytes_total", _NODE, "node")),
+                ("produced {{node}}", rate("penstock_produced_bytes_total", _NODE, "node")),
+                ("fetched {{node}}", rate("penstock_fetched_bytes_total", _NODE, "node")),
             ],
             "Bps",
         ),
@@ -216,11 +169,11 @@ BROKER: Final = Dashboard(
             [
                 (
                     "fsync {{node}} {{directory}}",
-                    _quantile(0.99, "penstock_fsync_seconds", _NODE, "node, directory"),
+                    quantile(0.99, "penstock_fsync_seconds", _NODE, "node, directory"),
                 ),
                 (
                     "flush round {{node}} {{directory}}",
-                    _quantile(0.99, "penstock_flush_wait_seconds", _NODE, "node, directory"),
+                    quantile(0.99, "penstock_flush_wait_seconds", _NODE, "node, directory"),
                 ),
             ],
             "s",
@@ -234,7 +187,7 @@ BROKER: Final = Dashboard(
                 )
             ],
         ),
-        _curve(
+        curve(
             "Followers out of sync",
             "{{reason}}",
             f"sum by (reason) (penstock_out_of_sync_followers{{{_NODE}}})",
@@ -249,23 +202,23 @@ BROKER: Final = Dashboard(
                 ("streams: {{method}}", f"sum by (method) (penstock_open_streams{{{_NODE}}})"),
             ],
         ),
-        _curve("CPU", "{{node}}", _rate("process_cpu_seconds_total", _NODE, "node"), "percentunit"),
-        _curve("Memory", "{{node}}", f"process_resident_memory_bytes{{{_NODE}}}", "bytes"),
+        curve("CPU", "{{node}}", rate("process_cpu_seconds_total", _NODE, "node"), "percentunit"),
+        curve("Memory", "{{node}}", f"process_resident_memory_bytes{{{_NODE}}}", "bytes"),
         Panel(
             "p99 of late timers and of garbage collections",
             [
                 (
                     "event loop {{node}}",
-                    _quantile(0.99, "penstock_event_loop_delay_seconds", _NODE, "node"),
+                    quantile(0.99, "penstock_event_loop_delay_seconds", _NODE, "node"),
                 ),
                 (
                     "collections {{node}}",
-                    _quantile(0.99, "penstock_gc_pause_seconds", _NODE, "node"),
+                    quantile(0.99, "penstock_gc_pause_seconds", _NODE, "node"),
                 ),
             ],
             "s",
         ),
-        _curve(
+        curve(
             "Descriptors in use",
             "{{node}}",
             f"process_open_fds{{{_NODE}}} / process_max_fds{{{_NODE}}}",
@@ -276,23 +229,23 @@ BROKER: Final = Dashboard(
             [
                 (
                     "cleaner reads {{node}}",
-                    _rate("penstock_cleaner_read_bytes_total", _NODE, "node"),
+                    rate("penstock_cleaner_read_bytes_total", _NODE, "node"),
                 ),
                 (
                     "cleaner writes {{node}}",
-                    _rate("penstock_cleaner_written_bytes_total", _NODE, "node"),
+                    rate("penstock_cleaner_written_bytes_total", _NODE, "node"),
                 ),
                 (
                     "scrubber reads {{node}}",
-                    _rate("penstock_scrubber_read_bytes_total", _NODE, "node"),
+                    rate("penstock_scrubber_read_bytes_total", _NODE, "node"),
                 ),
             ],
             "Bps",
         ),
-        _curve(
+        curve(
             "Old records deleted",
             "{{reason}}",
-            _rate("penstock_retention_deleted_bytes_total", _NODE, "reason"),
+            rate("penstock_retention_deleted_bytes_total", _NODE, "reason"),
             "Bps",
         ),
     ],
@@ -303,24 +256,24 @@ TOPIC: Final = Dashboard(
     "topic",
     "Penstock: topics",
     [
-        _curve(
+        curve(
             "Records in",
             "{{topic}}",
-            _rate("penstock_topic_produced_records_total", _TOPIC, "topic"),
+            rate("penstock_topic_produced_records_total", _TOPIC, "topic"),
         ),
-        _curve(
+        curve(
             "Bytes in",
             "{{topic}}",
-            _rate("penstock_topic_produced_bytes_total", _TOPIC, "topic"),
+            rate("penstock_topic_produced_bytes_total", _TOPIC, "topic"),
             "Bps",
         ),
-        _curve(
+        curve(
             "Bytes out",
             "{{topic}}",
-            _rate("penstock_topic_fetched_bytes_total", _TOPIC, "topic"),
+            rate("penstock_topic_fetched_bytes_total", _TOPIC, "topic"),
             "Bps",
         ),
-        _curve(
+        curve(
             "Bytes on all disks",
             "{{topic}}",
             f"sum by (topic) (penstock_log_size_bytes{{{_TOPIC}}})",
@@ -332,7 +285,7 @@ TOPIC: Final = Dashboard(
                 (
                     "{{topic}}",
                     " / ".join(
-                        _rate(f"penstock_topic_produced_{what}_total", _TOPIC, "topic")
+                        rate(f"penstock_topic_produced_{what}_total", _TOPIC, "topic")
                         for what in ("bytes", "records")
                     ),
                 )
@@ -365,24 +318,24 @@ GROUP: Final = Dashboard(
                 )
             ],
         ),
-        _curve(
+        curve(
             "How fast the lag grows",
             "{{group}} in {{topic}}",
             f"deriv(penstock_group_lag_records{{{_GROUP}}}[15m])",
         ),
         Panel("Groups by state", [("{{state}}", f"sum by (state) (penstock_groups{{{_MINE}}})")]),
         Panel("Members", [("", f"sum(penstock_group_members{{{_MINE}}})")]),
-        _curve(
+        curve(
             "Rebalances a second",
             "node {{node}}",
-            _rate("penstock_group_rebalances_total", _MINE, "node"),
+            rate("penstock_group_rebalances_total", _MINE, "node"),
         ),
         Panel(
             "p99 of commits",
             [
                 (
                     "",
-                    _quantile(
+                    quantile(
                         0.99,
                         "penstock_request_seconds",
                         f'{_MINE}, method="Groups.CommitOffsets"',
@@ -392,17 +345,17 @@ GROUP: Final = Dashboard(
             ],
             "s",
         ),
-        _curve(
+        curve(
             "Transactions by state",
             "{{state}}",
             f"sum by (state) (penstock_transactions{{{_MINE}}})",
         ),
-        _curve(
+        curve(
             "Transactions that end",
             "{{outcome}}",
-            _rate("penstock_transactions_ended_total", _MINE, "outcome"),
+            rate("penstock_transactions_ended_total", _MINE, "outcome"),
         ),
-        _curve(
+        curve(
             "Oldest open transaction",
             "",
             f"max(penstock_oldest_transaction_seconds{{{_MINE}}})",
@@ -418,17 +371,17 @@ QUORUM: Final = Dashboard(
     [
         Panel("Active controller", [("node {{node}}", f"penstock_active_controller{{{_MINE}}}")]),
         Panel("Term", [("node {{node}}", f"penstock_raft_term{{{_MINE}}}")]),
-        _curve(
+        curve(
             "Elections, of the last hour",
             "",
             f"max(increase(penstock_controller_elections_total{{{_MINE}}}[1h]))",
         ),
-        _curve(
+        curve(
             "Entries decided a second",
             "node {{node}}",
             f"deriv(penstock_raft_commit_index{{{_MINE}}}[5m])",
         ),
-        _curve(
+        curve(
             "Entries that others lack",
             "node {{voter}}",
             f"max by (voter) (penstock_raft_lag_entries{{{_MINE}}})",
@@ -438,11 +391,11 @@ QUORUM: Final = Dashboard(
             [
                 (
                     "to apply {{node}}",
-                    _less("penstock_raft_commit_index", "penstock_raft_applied_index"),
+                    less("penstock_raft_commit_index", "penstock_raft_applied_index", _MINE),
                 ),
                 (
                     "to be decided {{node}}",
-                    _less("penstock_raft_last_index", "penstock_raft_commit_index"),
+                    less("penstock_raft_last_index", "penstock_raft_commit_index", _MINE),
                 ),
             ],
         ),
@@ -468,7 +421,7 @@ QUORUM: Final = Dashboard(
             [
                 (
                     "{{command}}: {{error}}",
-                    _rate("penstock_controller_refusals_total", _MINE, "command, error"),
+                    rate("penstock_controller_refusals_total", _MINE, "command, error"),
                 )
             ],
         ),
@@ -477,7 +430,7 @@ QUORUM: Final = Dashboard(
             [
                 (
                     "{{method}}",
-                    _quantile(
+                    quantile(
                         0.99,
                         "penstock_request_seconds",
                         f'{_MINE}, method=~"Controller.*"',
@@ -487,7 +440,7 @@ QUORUM: Final = Dashboard(
             ],
             "s",
         ),
-        _number("metadata.version", f"min(penstock_metadata_version{{{_MINE}}})"),
+        number("metadata.version", f"min(penstock_metadata_version{{{_MINE}}})"),
     ],
     _CLUSTER_VARIABLE,
 )
@@ -512,11 +465,11 @@ PIPELINE: Final = Dashboard(
                 ("{{query}} processed", f"penstock_query_processed_rows_per_second{{{_QUERY}}}"),
             ],
         ),
-        _curve(
+        curve(
             "Time of a micro-batch", "{{query}}", f"penstock_query_batch_seconds{{{_QUERY}}}", "s"
         ),
         Panel(
-            "Rows processed", [("{{query}}", _rate("penstock_query_rows_total", _QUERY, "query"))]
+            "Rows processed", [("{{query}}", rate("penstock_query_rows_total", _QUERY, "query"))]
         ),
         Panel("Micro-batch", [("{{query}}", f"penstock_query_batch_id{{{_QUERY}}}")]),
     ],
@@ -524,92 +477,6 @@ PIPELINE: Final = Dashboard(
 )
 
 DASHBOARDS: Final = (CLUSTER, BROKER, TOPIC, GROUP, QUORUM, PIPELINE)
-
-
-def as_json(dashboard: Dashboard) -> str:
-    """What Grafana is given."""
-    model = {
-        "uid": f"penstock-{dashboard.name}",
-        "title": dashboard.title,
-        "tags": ["penstock"],
-        "schemaVersion": 39,
-        "editable": True,
-        "refresh": "30s",
-        "time": {"from": "now-3h", "to": "now"},
-        "links": [
-            {"type": "dashboards", "tags": ["penstock"], "title": "Penstock", "asDropdown": True}
-        ],
-        "templating": {"list": [_source(), *map(_variable, dashboard.variables.items())]},
-        "panels": _placed(dashboard.panels),
-    }
-    return json.dumps(model, indent=1, ensure_ascii=False) + "\n"
-
-
-def _source() -> dict[str, Any]:
-    return {"name": "datasource", "label": "Source", "type": "datasource", "query": "prometheus"}
-
-
-def _variable(entry: tuple[str, tuple[str, str]]) -> dict[str, Any]:
-    name, (metric, label) = entry
-    query = f"label_values({metric}, {label})"
-    return {
-        "name": name,
-        "type": "query",
-        "datasource": _SOURCE,
-        "definition": query,
-        "query": {"query": query, "refId": name},
-        "refresh": 2,
-        "sort": 1,
-        "multi": True,
-        "includeAll": True,
-        # What has no such label (there is one cluster alone) is shown too.
-        "allValue": ".*",
-        "current": {"text": "All", "value": "$__all"},
-    }
-
-
-def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """The panels from left to right: six numbers in a row, or three pictures."""
-    placed, x, y, height = [], 0, 0, 0
-    for number, panel in enumerate(panels, 1):
-        wide, high = (4, 4) if panel.single else (_WIDE, _HIGH)
-        if x + wide > _COLUMNS or (height and high != height):
-            x, y = 0, y + height
-        height = high
-        placed.append(_panel(number, panel, {"x": x, "y": y, "w": wide, "h": high}))
-        x += wide
-    return placed
-
-
-def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
-    if panel.bad_from is not None:
-        steps.append({"color": "red", "value": panel.bad_from})
-    defaults: dict[str, Any] = {
-        "unit": panel.unit,
-        "thresholds": {"mode": "absolute", "steps": steps},
-    }
-    if not panel.single:
-        defaults |= {"color": {"mode": "palette-classic"}}
-        if not any("deriv(" in expr for _, expr in panel.curves):
-            defaults["min"] = 0
-    return {
-        "id": number,
-        "title": panel.title,
-        "type": "stat" if panel.single else "timeseries",
-        "datasource": _SOURCE,
-        "gridPos": place,
-        "fieldConfig": {"defaults": defaults, "overrides": []},
-        "targets": [
-            {
-                "refId": chr(ord("A") + at),
-                "datasource": _SOURCE,
-                "expr": expr,
-                "legendFormat": legend,
-            }
-            for at, (legend, expr) in enumerate(panel.curves)
-        ],
-    }
 
 
 def main() -> None:
