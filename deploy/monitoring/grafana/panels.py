@@ -40,8 +40,8 @@ def rate(metric: str, chosen: str, by: str) -> str:
 
 def quantile(share: float, metric: str, chosen: str, by: str) -> str:
     """The bound that this share of a histogram is within, by these labels."""
-    rate = rate(f"{metric}_bucket", chosen, f"{by}, le")
-    return f"histogram_quantile({share}, {rate})"
+    buckets = rate(f"{metric}_bucket", chosen, f"{by}, le")
+    return f"histogram_quantile({share}, {buckets})"
 
 
 def less(metric: str, other: str, chosen: str) -> str:
