@@ -79,6 +79,9 @@ class PartitionMetrics(Collector):
         sizes: Tally[str] = Tally()
         waits: Tally[str] = Tally()
         lags: Tally[int] = Tally()
+        image = self._image
+        if image is not None:
+            self._labels.keep(lambda topic: image.topic(topic) is not None)
         for partition in self._hosted():
             counts["replica_partitions"] += 1
             sizes[self._labels.label(partition.name.topic)] += self._size_of(partition.key)

@@ -30,6 +30,12 @@ class TopicLabels:
         self._named[topic] = None
         return topic
 
+    def keep(self, is_there: Callable[[str], bool]) -> None:
+        """Forget whatever topic is not there: one that went may have been named once more since."""
+        for topic in list(self._named):
+            if not is_there(topic):
+                self.forget(topic)
+
     def forget(self, topic: str) -> None:
         """The topic is no more: another may be named."""
         self._named.pop(topic, None)

@@ -58,6 +58,14 @@ def test_only_so_many_topics_have_a_name_and_keep_it() -> None:
     assert [labels.label(topic) for topic in ("d", "c", "b")] == ["d", OTHER, "b"]
 
 
+def test_a_topic_that_is_gone_takes_no_place_for_long() -> None:
+    labels = TopicLabels(2)
+    for topic in ("gone", "here"):
+        labels.label(topic)
+    labels.keep({"here"}.__contains__)
+    assert [labels.label(topic) for topic in ("new", "here", "more")] == ["new", "here", OTHER]
+
+
 def test_the_largest_are_named_and_the_others_summed() -> None:
     lags = {("g", "a"): 5, ("g", "b"): 50, ("h", "a"): 500}
     assert largest(lags, 3, float) == (lags, [])
