@@ -84,7 +84,8 @@ class Node:
         config = self._config
         metrics = BrokerMetrics(config.metrics_labels_max)
         metrics.process.about(config.node_id, cluster_id, config.roles, config.node_rack)
-        metrics.process.start()
+        if config.metrics_listen or config.metrics_graphite:  # Else nobody sees what it looks at.
+            metrics.process.start()
         stops = [metrics.process.stop]
         if config.metrics_graphite:
             graphite = GraphitePusher(
