@@ -29,7 +29,7 @@ endif
 	test-pipeline test-pipeline-programs test-pipeline-queries proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
-	bench-recovery bench-partitions bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
+	bench-recovery bench-partitions bench-scrape bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
 	transaction-soak bench-chaos-checking chaos-bugs \
 	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants image test-docker deploy-rules upgrade build clean distclean
 
@@ -129,6 +129,9 @@ bench-recovery: $(VENV)/.installed-dev ## Measure the start of a broker that hol
 
 bench-partitions: $(VENV)/.installed-dev ## Measure 1,000 partitions at rest, and a node's restart
 	@$(BIN)/python bench/many_partitions.py $(ARGS)
+
+bench-scrape: $(VENV)/.installed-dev ## Measure a scrape of 1,000 partitions, and what it holds up
+	@$(BIN)/python bench/scrape.py $(ARGS)
 
 bench-tls: $(VENV)/.installed-dev ## Measure what TLS costs on producing and on a commit
 	@$(BIN)/python bench/tls.py $(ARGS)

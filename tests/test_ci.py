@@ -59,6 +59,7 @@ for name; do
     case $name in
         default-jre-headless) ln -s /bin/true "${0%/*}/java" ;;
         postgresql) ln -s /bin/true "${0%/*}/initdb" ;;
+        prometheus) ln -s /bin/true "${0%/*}/promtool" ;;
         install | -*) ;;
         *) ln -s /bin/true "${0%/*}/$name" ;;
     esac

@@ -24,6 +24,7 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.found_logs import report_unopened, tell_of_damage
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.live_config import LiveConfig
+from penstock.broker.measuring import watch_broker
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.peers import Peers
 from penstock.broker.repair import Repairs
@@ -131,6 +132,7 @@ class Broker:
             on_damage=self._on_damage,
             on_log_failed=self._on_log_failed,
             on_segment_deleted=metrics.storage.segment_deleted,
+            flush_counts=metrics.storage.flush_counts,
             failed=failed_directories,
         )
         self._repairs: Repairs | None = None  # While there are replicas, as the next.
@@ -178,12 +180,7 @@ class Broker:
         await self._replicas.start()
         self._undo.append(self._replicas.stop)
         self._hosts = True
-        self._replicas.count_isr_changes(self._metrics.isr_changed)
-        self._metrics.watch_followers(self._replicas.followers_out_of_sync)
-        self._metrics.watch_offline(
-            lambda: len(self._logs.failed_directories), lambda: self._replicas.offline_count
-        )
-        self._metrics.storage.watch_room(self._logs.homes)
+        watch_broker(self._metrics, self._replicas, self._logs, self._image, self._link)
         await self._start_repairs()
         retention = Retention(
             self._replicas,
@@ -203,16 +200,17 @@ class Broker:
             self._replicas,
             peers,
             open_markers=replication.open_markers,
+            metrics=self._metrics.coordinators,
         )
         self._undo.append(self._coordinators.stop)
-        if self._config.metrics_listen:
+        if self._config.metrics_listen or self._config.metrics_graphite:
             lags = GroupLags(
                 self._config.node_id,
                 self._image,
                 self._replicas,
                 self._coordinators.groups.committed,
                 open_channel=self._connector.open,
-                show=self._metrics.group_lags,
+                show=self._metrics.coordinators.group_lags,
             )
             lags.start()
             self._undo.append(lags.stop)
@@ -338,7 +336,8 @@ class Broker:
                 "strangers out",
             )
         server = aio.server(options=SERVER_OPTIONS)
-        guarded: Any = Guarded(server)  # Not all of a server: what the generated code calls.
+        # Not all of a server: what the generated code calls.
+        guarded: Any = Guarded(server, meter=self._metrics.traffic)
         self._metadata = MetadataServicer(
             self._config.node_id,
             self._image,
@@ -388,6 +387,7 @@ class Broker:
         )
         await server.start()
         self._undo.append(lambda: server.stop(_GRACE_S))
+        self._metrics.process.listens("broker", listen[1])
         log.info("listening", address=self._config.broker_listen, tls=self._tls is not None)
 
     async def _listen_for_followers(self) -> int:
@@ -404,6 +404,7 @@ class Broker:
         port = bind(server, listen, setting="replication.listen", tls=self._tls)
         await server.start()
         self._undo.append(lambda: server.stop(_GRACE_S))
+        self._metrics.process.listens("replication", port)
         log.info("listening for followers", address=format_address(listen[0], port))
         return port
 
@@ -425,12 +426,13 @@ class Broker:
         host, wanted = self._config.frames_address
         port = await server.start(host, wanted)
         self._undo.append(server.stop)
+        self._metrics.process.listens("frames", port)
         log.info("listening for frames", address=format_address(host, port))
         return port
 
     def _add_replication(self, server: aio.Server, located: replication_pb2.LocateResponse) -> None:
         nodes_only = NodesOnly(self._authentication, open_methods=frozenset({"Locate"}))
-        guarded: Any = Guarded(server, nodes_only)
+        guarded: Any = Guarded(server, nodes_only, self._metrics.traffic)
         replication_pb2_grpc.add_ReplicationServicer_to_server(
             ReplicationServicer(
                 self._replicas,
@@ -440,7 +442,7 @@ class Broker:
             ),
             guarded,
         )
-        coordination: Any = Guarded(server, NodesOnly(self._authentication))
+        coordination: Any = Guarded(server, NodesOnly(self._authentication), self._metrics.traffic)
         coordination_pb2_grpc.add_CoordinationServicer_to_server(
             CoordinationServicer(
                 self._config.node_id,
@@ -471,6 +473,7 @@ class Broker:
                 self._tell_repairs,
                 self._coordinators.on_metadata,
                 self._metadata.on_change,
+                self._metrics.traffic.on_metadata,
             ),
             on_caught_up=self._link.heartbeat_soon,
             on_failed=self._fail,

@@ -30,6 +30,7 @@ _ADDRESSES: Final = (
     "replication.listen",
     "replication.frames.listen",
     "metrics.listen",
+    "metrics.graphite",
 )
 _TLS_FILES: Final = ("tls.ca", "tls.certificate", "tls.key")
 _INT64: Final = 2**63 - 1
@@ -224,6 +225,17 @@ class NodeConfig:
         1_800_000, "The longest session timeout that a member may ask for.", low=50
     )
     metrics_listen: str = _key("", "The address of the Prometheus endpoint; empty: none.")
+    metrics_labels_max: int = _key(
+        1000,
+        "How many topics, and how many pairs of group and topic, metrics show by name; the others "
+        "are summed under (other).",
+    )
+    metrics_graphite: str = _key(
+        "", "A Graphite server that is sent the metrics too, as host:port; empty: none."
+    )
+    metrics_graphite_interval_ms: int = _key(
+        60_000, "How often metrics.graphite is sent them.", low=100
+    )
     log_format: str = _key("console", "How log lines look.", choices=("console", "json"))
     log_level: str = _key(
         "info", "The least level that is logged.", choices=("debug", "info", "warning", "error")

@@ -23,6 +23,7 @@ from penstock.broker.controller_directory import (
 from penstock.broker.core.lease import Lease, MetadataLag
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.quorum_view import QuorumView
+from penstock.raft_meta import tracing
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
@@ -253,7 +254,9 @@ class ControllerLink:
         """Forward an administrator's command; typed refusals are in the result."""
         request = controller_pb2.ExecuteAdminRequest(command=command)
         response = await self._directory.call(
-            lambda stub, left: stub.ExecuteAdmin(request, timeout=left),
+            lambda stub, left: stub.ExecuteAdmin(
+                request, timeout=left, metadata=tracing.outgoing()
+            ),
             lambda answer: _error_of(answer.result),
             timeout_ms=timeout_ms,
             what=f"the command {command.WhichOneof('body')}",
@@ -278,7 +281,7 @@ class ControllerLink:
     ) -> controller_pb2.AlterVotersResponse:
         """Add or remove one voter; typed refusals are in the response."""
         return await self._directory.call(
-            lambda stub, left: stub.AlterVoters(request, timeout=left),
+            lambda stub, left: stub.AlterVoters(request, timeout=left, metadata=tracing.outgoing()),
             lambda answer: answer.error if answer.HasField("error") else None,
             timeout_ms=timeout_ms,
             what="the change of the voters",

@@ -11,6 +11,7 @@ from penstock.broker.coordinator.hanging import HangingJudge
 from penstock.broker.coordinator.mark_streams import MarkStreams
 from penstock.broker.coordinator.producer_ids import ProducerIds
 from penstock.broker.coordinator.transaction_coordinator import TransactionCoordinator
+from penstock.broker.coordinator_metrics import CoordinatorMetrics
 from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.transaction_events import TransactionSettings
@@ -41,6 +42,7 @@ class Coordinators:
         peers: Peers,
         *,
         open_markers: MarkersOpener,
+        metrics: CoordinatorMetrics,
     ) -> None:
         offsets = InternalTopic(
             OFFSETS_TOPIC,
@@ -71,6 +73,7 @@ class Coordinators:
                 offsets_retention_ms=config.offsets_retention_minutes * 60_000,
                 offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
             ),
+            on_rebalance=metrics.rebalanced,
         )
         self.transactions = TransactionCoordinator(
             config.node_id,
@@ -91,8 +94,9 @@ class Coordinators:
                 max_timeout_ms=config.transaction_max_timeout_ms,
                 id_expiration_ms=config.transactional_id_expiration_ms,
             ),
+            on_ended=metrics.transaction_ended,
         )
-
+        metrics.watch(self.groups, self.transactions)
         self.hanging = HangingJudge(
             config.node_id,
             image,

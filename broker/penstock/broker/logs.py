@@ -9,14 +9,24 @@ from typing import TextIO, cast
 
 import structlog
 
+from penstock.raft_meta import tracing
+
 
 def configure_logs(log_format: str, level: str, **bound: object) -> None:
     """Send every log line of this process to standard error, with ``bound`` on each.
 
+    Fields are named as the labels of metrics are (docs/operating/log-lines.md): in JSON a partition
+    is its topic and its number, so that both can be looked for.
+
     Lines cost about 14 microseconds: none may be written per request on a hot path.
     """
     renderer: structlog.typing.Processor
-    if log_format == "json":
+    for_programs: list[structlog.typing.Processor] = [
+        _partition_in_parts,
+        structlog.processors.format_exc_info,
+    ]
+    is_json = log_format == "json"
+    if is_json:
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(
@@ -25,9 +35,10 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
     structlog.configure(
         processors=[
             _binder(bound),
+            _trace,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([structlog.processors.format_exc_info] if log_format == "json" else []),
+            *(for_programs if is_json else []),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
@@ -83,3 +94,22 @@ def _binder(bound: dict[str, object]) -> structlog.typing.Processor:
         return event
 
     return bind
+
+
+def _partition_in_parts(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """What people read as ``orders-0`` programs read as a topic and a number."""
+    topic, dash, number = str(event.get("partition", "")).rpartition("-")
+    if dash and number.isdecimal() and "topic" not in event:
+        event["topic"], event["partition"] = topic, int(number)
+    return event
+
+
+def _trace(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Adds the trace of the client's call that the line is about, if it has one."""
+    for key, value in tracing.log_fields().items():
+        event.setdefault(key, value)
+    return event

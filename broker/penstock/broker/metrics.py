@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from penstock.broker.coordinator_metrics import CoordinatorMetrics
 from penstock.broker.core.partition_events import IsrChanged, OutOfSync
+from penstock.broker.partition_metrics import PartitionMetrics
+from penstock.broker.process_metrics import ProcessMetrics
+from penstock.broker.quorum_metrics import QuorumMetrics
 from penstock.broker.storage_metrics import StorageMetrics
+from penstock.broker.topic_labels import TopicLabels
+from penstock.broker.traffic_metrics import TrafficMetrics
 from penstock.wire.errors import AddressInUseError, ErrorCode, PenstockError
 from penstock.wire.transport import parse_address
 
 
 class BrokerMetrics:
-    """What a broker counts. Safe on any thread; a count costs about a microsecond."""
+    """What a node counts and shows; the parts by subject, and here what has none of its own.
 
-    def __init__(self) -> None:
+    ``most_labels`` topics, and pairs of group and topic, are shown by name. Safe on any thread, but
+    for ``traffic``, which is the event loop's. A count costs about a microsecond.
+    """
+
+    def __init__(self, most_labels: int = 1000) -> None:
         self.registry: Final = CollectorRegistry()
+        labels = TopicLabels(most_labels)
+        self.process: Final = ProcessMetrics(self.registry)
+        self.traffic: Final = TrafficMetrics(self.registry, labels)
         self.storage: Final = StorageMetrics(self.registry)
-        self._produced_bytes = Counter(
-            "penstock_produced_bytes", "Bytes of record batches appended", registry=self.registry
-        )
-        self._fetched_bytes = Counter(
-            "penstock_fetched_bytes", "Bytes of record batches served", registry=self.registry
-        )
+        self.partitions: Final = PartitionMetrics(self.registry, labels)
+        self.coordinators: Final = CoordinatorMetrics(self.registry, most_labels)
+        self.quorum: Final = QuorumMetrics(self.registry)
         self._damaged_batches = Counter(
             "penstock_damaged_batches",
             "Batches found on the disks that fail their checksum",
@@ -72,14 +82,16 @@ class BrokerMetrics:
             "Followers that joined the in-sync set of a partition that this broker leads",
             registry=self.registry,
         )
-
-        self._group_lag = Gauge(
-            "penstock_group_lag_records",
-            "Records that a group coordinated here has not committed yet, by topic",
-            ["group", "topic"],
+        self._elected = Counter(
+            "penstock_leader_elections",
+            "Times that a replica of this broker became leader",
             registry=self.registry,
         )
-        self._shown_lags: set[tuple[str, str]] = set()
+        self._elected_uncleanly = Counter(
+            "penstock_unclean_leader_elections",
+            "Those of them of a replica that was not in sync, and may lack acknowledged records",
+            registry=self.registry,
+        )
         self._stream_refusals = Counter(
             "penstock_replication_refusals",
             "Connections for replication in frames that were refused, by cause",
@@ -95,13 +107,27 @@ class BrokerMetrics:
         for transport in ("frames", "grpc"):
             self._streams.labels(transport=transport)
 
-    def group_lags(self, lags: Mapping[tuple[str, str], int]) -> None:
-        """Show these lags by group and topic, and no others. On one thread alone."""
-        for gone in self._shown_lags - lags.keys():
-            self._group_lag.remove(*gone)
-        for (group, topic), lag in lags.items():
-            self._group_lag.labels(group=group, topic=topic).set(lag)
-        self._shown_lags = set(lags)
+    def elected(self, *, uncleanly: bool) -> None:
+        """Count a replica here that leads from now on."""
+        self._elected.inc()
+        if uncleanly:
+            self._elected_uncleanly.inc()
+
+    def watch_fenced(self, may_serve: Callable[[], bool]) -> None:
+        """Show whether this broker may serve, asked in the metrics' own thread. Once."""
+        Gauge(
+            "penstock_broker_fenced",
+            "1 while the controllers do not let this broker serve, or are not heard; else 0",
+            registry=self.registry,
+        ).set_function(lambda: 0 if may_serve() else 1)
+
+    def watch_metadata(self, index: Callable[[], int]) -> None:
+        """Show how far the broker's metadata are, asked in the metrics' own thread. Once."""
+        Gauge(
+            "penstock_metadata_index",
+            "Up to where this broker has taken the metadata log over",
+            registry=self.registry,
+        ).set_function(index)
 
     def stream_refused(self, cause: str) -> None:
         """Count a connection for replication that was refused."""
@@ -170,10 +196,6 @@ class BrokerMetrics:
             registry=self.registry,
         ).set_function(replicas)
 
-    def produced(self, size_bytes: int) -> None:
-        """Count what was appended and acknowledged."""
-        self._produced_bytes.inc(size_bytes)
-
     def refused(self, error: PenstockError) -> None:
         """Count a refusal."""
         counter = self._refused.get(error.code)
@@ -186,10 +208,6 @@ class BrokerMetrics:
         """Count what the active controller in this process refused."""
         name = ErrorCode(code).name
         self._controller_refused.labels(command=command or "none", error=name).inc()
-
-    def fetched(self, size_bytes: int) -> None:
-        """Count what was served."""
-        self._fetched_bytes.inc(size_bytes)
 
     def serve(self, address: str) -> None:
         """Offer the metrics over HTTP in a thread of its own.

@@ -19,6 +19,7 @@ from penstock.broker.datadir import (
     open_directories,
     use_up_founding,
 )
+from penstock.broker.graphite import GraphitePusher
 from penstock.broker.metrics import BrokerMetrics
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.controller import ControllerServer
@@ -49,7 +50,7 @@ class Node:
         meta = open_directories(root, config.node_id, metadata)
         self._locks = [lock_directory(root)]
         failed = self._claim(root, logs)
-        metrics = BrokerMetrics()
+        metrics = self._metrics(meta.cluster_id)
         try:
             tls = self._tls(meta.cluster_id)
             if config.metrics_listen:
@@ -59,7 +60,11 @@ class Node:
                     self._controller_config(meta),
                     tls,
                     count_refusal=metrics.controller_refused,
+                    meter=metrics.traffic,
+                    on_synced=metrics.storage.flush_counts(config.metadata_directory).synced,
                 )
+                metrics.quorum.watch(self._controller.figures)
+                metrics.process.listens("controller", parse_address(config.controller_listen)[1])
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
                 use_up_founding(root)
@@ -73,6 +78,31 @@ class Node:
             await self.stop()
             raise
         log.info("started", roles=sorted(config.roles), cluster_id=meta.cluster_id)
+
+    def _metrics(self, cluster_id: str) -> BrokerMetrics:
+        """What is measured of this node, sent to Graphite if there is to be one."""
+        config = self._config
+        metrics = BrokerMetrics(config.metrics_labels_max)
+        metrics.process.about(config.node_id, cluster_id, config.roles, config.node_rack)
+        if config.metrics_listen or config.metrics_graphite:  # Else nobody sees what it looks at.
+            metrics.process.start()
+        stops = [metrics.process.stop]
+        if config.metrics_graphite:
+            graphite = GraphitePusher(
+                metrics.registry,
+                parse_address(config.metrics_graphite),
+                config.metrics_graphite_interval_ms / 1000,
+                f"node-{config.node_id}",
+            )
+            graphite.start()
+            stops.append(graphite.stop)
+
+        async def stop() -> None:
+            for each in stops:
+                each()
+
+        self._undo.append(stop)
+        return metrics
 
     def _claim(self, root: Path, logs: Sequence[Path]) -> dict[Path, str]:
         """Make the broker's directories this process's own; those that it must do without, and why.

@@ -9,6 +9,7 @@ from grpc import StatusCode, aio
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.replication.ports import ChannelFactory
+from penstock.raft_meta import tracing
 from penstock.v1.coordination_pb2_grpc import CoordinationStub
 from penstock.wire.errors import NetworkError
 
@@ -89,7 +90,7 @@ class Peers:
         channel = await self.channel(node_id)
         call = getattr(CoordinationStub(channel), method)
         try:
-            return await call(request, timeout=timeout_s)
+            return await call(request, timeout=timeout_s, metadata=tracing.outgoing())
         except aio.AioRpcError as error:
             if error.code() not in _OF_THE_CALL:
                 # Where it serves brokers may have changed with its process.

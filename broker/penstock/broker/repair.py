@@ -461,7 +461,7 @@ class Repairs:
         logger.warning(
             "damaged log is copied anew",
             partition=log.name,
-            directory=str(log.directory),
+            path=str(log.directory),
             leader=leader[0],
             end_offset=end_offset,
             reason=reason,
@@ -500,7 +500,7 @@ def _say_given_up(log: PartitionLog, lost: Sequence[LostRange], next_step: str) 
         logger.error(
             "log can't be mended",
             partition=log.name,
-            directory=str(log.directory),
+            path=str(log.directory),
             offset=one.offset,
             end_offset=one.end_offset,
             damage=one.place,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from penstock.broker.durations import Durations, SharedDurations
 from penstock.broker.storage.log_start import Why
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ class StorageMetrics:
             ["reason"],
             registry=registry,
         )
+        self._flushes = FlushMetrics(registry)
+        self.flush_counts: Final = self._flushes.of
         self._deleted = {
             why: (segments.labels(reason=why.value), size.labels(reason=why.value)) for why in Why
         }
@@ -55,13 +60,76 @@ class StorageMetrics:
             ["directory"],
             registry=self._registry,
         )
+        total = Gauge(
+            "penstock_log_directory_total_bytes",
+            "What the file system of a data directory holds; NaN where that is not known",
+            ["directory"],
+            registry=self._registry,
+        )
         for home in homes:
-            free.labels(directory=str(home.path)).set_function(partial(_free_bytes, home))
+            path = str(home.path)
+            free.labels(directory=path).set_function(partial(_asked, home, home.room.free_bytes))
+            total.labels(directory=path).set_function(partial(_asked, home, home.room.total_bytes))
         Gauge(
             "penstock_full_log_directories",
             "Data directories of this broker that have too little room for what producers send",
             registry=self._registry,
         ).set_function(lambda: sum(_is_full(home) for home in homes))
+
+
+class DirectoryFlushes:
+    """The FlushCounts of one directory."""
+
+    def __init__(self) -> None:
+        self.syncs: Final = SharedDurations()
+        self.waits: Final = Durations()
+
+    def synced(self, seconds: float) -> None:
+        """Count an fdatasync."""
+        self.syncs.observe(seconds)
+
+    def flush_waited(self, seconds: float) -> None:
+        """Count a round."""
+        self.waits.observe(seconds)
+
+
+class FlushMetrics(Collector):
+    """How long the disks take, by directory."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._directories: dict[str, DirectoryFlushes] = {}
+        registry.register(self)
+
+    def of(self, directory: Path) -> DirectoryFlushes:
+        """What counts for a directory; the same for the same one. Before the metrics are served."""
+        return self._directories.setdefault(str(directory), DirectoryFlushes())
+
+    def describe(self) -> Iterable[Metric]:
+        """The families without samples."""
+        return self._families()
+
+    def collect(self) -> Iterator[Metric]:
+        """The families with what was counted until now."""
+        syncs, waits = self._families()
+        for directory, flushes in list(self._directories.items()):
+            flushes.syncs.add_to(syncs, (directory,))
+            flushes.waits.add_to(waits, (directory,))
+        yield from (syncs, waits)
+
+    def _families(self) -> tuple[HistogramMetricFamily, HistogramMetricFamily]:
+        return (
+            HistogramMetricFamily(
+                "penstock_fsync_seconds",
+                "How long a write to a directory's disk took until it was there: an fdatasync of "
+                "batches, or a transaction of the controller's journal",
+                labels=["directory"],
+            ),
+            HistogramMetricFamily(
+                "penstock_flush_wait_seconds",
+                "From the first request of a round of flushes to the end of the round",
+                labels=["directory"],
+            ),
+        )
 
 
 class CleanerMetrics:
@@ -161,12 +229,12 @@ class ScrubberMetrics:
         self._damaged.inc()
 
 
-def _free_bytes(home: DataDirectory) -> float:
+def _asked(home: DataDirectory, ask: Callable[[], int]) -> float:
     # A mount that went away leaves an empty directory on another disk.
     if home.failure is not None:
         return nan
     try:
-        return home.room.free_bytes()
+        return ask()
     except OSError:
         return nan
 

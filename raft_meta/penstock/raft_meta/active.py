@@ -122,6 +122,11 @@ class ControllerShell:
         self._punctuality = Punctuality(self._was_late)
 
     @property
+    def is_active(self) -> bool:
+        """Whether this is the active controller. On any thread."""
+        return self._core.is_active
+
+    @property
     def levels(self) -> FeatureLevels:
         """The levels of metadata.version. None is in force before a controller was ever active."""
         return FeatureLevels(

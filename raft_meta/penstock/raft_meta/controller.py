@@ -14,8 +14,10 @@ from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.credentials import NodeTls
 from penstock.raft_meta.exposure import check_exposure
+from penstock.raft_meta.figures import ControllerFigures, Elections, figures_of
 from penstock.raft_meta.guarding import Guarded, NodesOnly, Speaker
 from penstock.raft_meta.listening import bind
+from penstock.raft_meta.metering import Meter, SyncObserver, nobody_observes
 from penstock.raft_meta.quorum import QuorumStatus
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.refusals import RefusalCounter, nobody_counts
@@ -48,12 +50,19 @@ class ControllerServer:
         tls: NodeTls | None = None,
         *,
         count_refusal: RefusalCounter = nobody_counts,
+        meter: Meter | None = None,
+        on_synced: SyncObserver = nobody_observes,
     ) -> None:
         self._config = config
         self._tls = tls
         self._shell = ControllerShell(config, count_refusal=count_refusal)
-        self._quorum = RaftQuorum(config, self._shell, tls, levels=self._shell.levels)
+        self._meter = meter
+        self._elections = Elections()
+        self._quorum = RaftQuorum(
+            config, self._shell, tls, levels=self._shell.levels, on_synced=on_synced
+        )
         self._shell.bind(self._quorum)
+        self._quorum.add_leadership_listener(self._elections.on_leadership)
         self._server: aio.Server | None = None
         self.port = config.listen[1]
 
@@ -70,7 +79,7 @@ class ControllerServer:
         self.port = bind(server, config.listen, setting="controller.listen", tls=tls)
         authentication = PeerAuthentication(config.cluster_id, tls=tls is not None)
         guarded: Any = Guarded(
-            server, NodesOnly(authentication, _SPEAKERS)
+            server, NodesOnly(authentication, _SPEAKERS), self._meter
         )  # What the generated code calls of a server.
         raft_pb2_grpc.add_RaftServicer_to_server(self._quorum.link, guarded)
         controller_pb2_grpc.add_ControllerServicer_to_server(
@@ -106,3 +115,12 @@ class ControllerServer:
     def status(self) -> QuorumStatus:
         """How this controller sees the quorum."""
         return self._quorum.status()
+
+    def figures(self) -> ControllerFigures:
+        """What is measured of this controller. On any thread."""
+        return figures_of(
+            self._quorum.status(),
+            self._shell.state,
+            self._elections.count,
+            is_active=self._shell.is_active,
+        )

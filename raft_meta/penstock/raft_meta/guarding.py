@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from penstock.raft_meta import tracing
 from penstock.raft_meta.authentication import Peer, PeerAuthentication, Refusal
+from penstock.raft_meta.metering import Meter, Unmetered
 
 log = structlog.get_logger()
 
@@ -29,6 +32,11 @@ _UNREADABLE: Final = Refusal(
     grpc.StatusCode.INVALID_ARGUMENT,
     "the request's bytes are no message of this method; send what penstock.v1 describes",
 )
+
+if TYPE_CHECKING:  # Generic to the type stubs alone.
+    _GenericHandler = grpc.GenericRpcHandler[Any, Any]
+else:
+    _GenericHandler = grpc.GenericRpcHandler
 
 Speaker = Callable[[Any], int]
 """The node that a request says it comes from."""
@@ -80,13 +88,20 @@ class Guarded:
     """Takes servicers in a server's place and gives it methods that refuse what they should.
 
     Streams of requests cost nothing more for each message, unary calls one step. A method that
-    takes a stream and yields its answers must use ``refusing_malformed`` itself, unless it is
-    for nodes only: there each message passes through here, and its speaker is checked.
+    takes a stream and yields its answers must use ``refusing_malformed`` itself, and tell the
+    ``meter`` itself, unless it is for nodes only: there each message passes through here, and its
+    speaker is checked. Calls with a ``traceparent`` are of that trace (penstock.raft_meta.tracing).
     """
 
-    def __init__(self, server: aio.Server, nodes_only: NodesOnly | None = None) -> None:
+    def __init__(
+        self,
+        server: aio.Server,
+        nodes_only: NodesOnly | None = None,
+        meter: Meter | None = None,
+    ) -> None:
         self._server = server
         self._nodes_only = nodes_only
+        self._meter = Unmetered() if meter is None else meter
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Called by the generated code, with what ``add_registered_method_handlers`` gets too."""
@@ -95,15 +110,35 @@ class Guarded:
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
         """Called by the generated code with a service's methods."""
-        guarded = {name: self._guarded(name, handler) for name, handler in handlers.items()}
-        handler = grpc.method_handlers_generic_handler(service, guarded)
-        self._server.add_generic_rpc_handlers((handler,))
+        short = service.rpartition(".")[2]
+        guarded = {
+            f"/{service}/{name}": self._guarded(name, f"{short}.{name}", handler)
+            for name, handler in handlers.items()
+        }
+        self._server.add_generic_rpc_handlers((_Methods(guarded),))
 
-    def _guarded(self, name: str, handler: Any) -> Any:
+    def _guarded(self, name: str, full_name: str, handler: Any) -> Any:
         only = self._nodes_only
         if only is not None and name not in only.open_methods:
-            return _guarded(handler, _Door(name, only.authentication, only.speakers.get(name)))
-        return _guarded(handler, _Door(name, None, None))
+            door = _Door(full_name, only.authentication, only.speakers.get(name))
+        else:
+            door = _Door(full_name, None, None)
+        return _guarded(handler, door, self._meter)
+
+
+class _Methods(_GenericHandler):
+    """The methods of one service, by path; those of a call with a trace say that they are."""
+
+    def __init__(self, handlers: Mapping[str, Any]) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """What answers a call; None for one that is not of this service."""
+        handler = self._handlers.get(handler_call_details.method)
+        if handler is None:
+            return None
+        traceparent = tracing.carried(handler_call_details.invocation_metadata)
+        return _traced(handler, traceparent) if traceparent else handler
 
 
 class _Door:
@@ -112,7 +147,7 @@ class _Door:
     def __init__(
         self, name: str, authentication: PeerAuthentication | None, speaker: Speaker | None
     ) -> None:
-        self._name = name
+        self.name = name
         self._told: set[str] = set()
         self._authentication = authentication
         self.is_open = authentication is None
@@ -142,7 +177,7 @@ class _Door:
         """Say once in the log that a node spoke for another: it is set up wrongly, or not ours."""
         if reason not in self._told and len(self._told) < _TOLD_REASONS:
             self._told.add(reason)
-            log.warning("a node was refused", method=self._name, reason=reason)
+            log.warning("a node was refused", method=self.name, reason=reason)
 
     async def admit(self, request: Any, context: Any) -> None:
         """Let a request in, or end the call."""
@@ -177,31 +212,60 @@ class _Inlet:
         return request
 
 
-def _guarded(handler: Any, door: _Door) -> Any:
+def _guarded(handler: Any, door: _Door, meter: Meter) -> Any:
     parse, serialize = handler.request_deserializer, handler.response_serializer
     if inspect.iscoroutinefunction(handler.unary_unary):
         return grpc.unary_unary_rpc_method_handler(
-            _guarded_unary(handler.unary_unary, door), _lenient(parse), serialize
+            _guarded_unary(handler.unary_unary, door, meter.unary(door.name)),
+            _lenient(parse),
+            serialize,
         )
+    count = meter.stream(door.name)
     if inspect.isasyncgenfunction(handler.unary_stream):
         return grpc.unary_stream_rpc_method_handler(
-            _guarded_generator(handler.unary_stream, door), _lenient(parse), _once(serialize)
+            _guarded_generator(handler.unary_stream, door, count), _lenient(parse), _once(serialize)
         )
     if inspect.iscoroutinefunction(handler.stream_unary):
         return grpc.stream_unary_rpc_method_handler(
-            _guarded_stream(handler.stream_unary, door), parse, serialize
+            _guarded_stream(handler.stream_unary, door, count), parse, serialize
         )
     if inspect.iscoroutinefunction(handler.stream_stream):
         return grpc.stream_stream_rpc_method_handler(
-            _guarded_stream(handler.stream_stream, door), parse, serialize
+            _guarded_stream(handler.stream_stream, door, count), parse, serialize
         )
     if inspect.isasyncgenfunction(handler.stream_stream) and not door.is_open:
         return grpc.stream_stream_rpc_method_handler(
-            _guarded_exchange(handler.stream_stream, door), parse, serialize
+            _guarded_exchange(handler.stream_stream, door, count), parse, serialize
         )
     if not inspect.isasyncgenfunction(handler.stream_stream):
         raise TypeError(f"no guard is known for a method of this kind: {handler}")
-    return handler  # It uses refusing_malformed.
+    return handler  # It uses refusing_malformed, and counts itself.
+
+
+def _traced(handler: Any, traceparent: str) -> Any:
+    """The same handler, for one call that is of a trace."""
+    behave = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+
+    async def answer(request: Any, context: Any) -> Any:
+        with tracing.working_for(traceparent):
+            return await behave(request, context)
+
+    async def yield_answers(request: Any, context: Any) -> AsyncIterator[Any]:
+        with tracing.working_for(traceparent):
+            async with contextlib.aclosing(behave(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+    traced = yield_answers if inspect.isasyncgenfunction(behave) else answer
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return make(traced, handler.request_deserializer, handler.response_serializer)
 
 
 def _once(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
@@ -221,43 +285,67 @@ def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-def _guarded_unary(behave: Callable[[Any, Any], Any], door: _Door) -> Callable[[Any, Any], Any]:
+def _guarded_unary(
+    behave: Callable[[Any, Any], Any], door: _Door, observe: Callable[[float], None]
+) -> Callable[[Any, Any], Any]:
     async def answer(request: Any, context: Any) -> Any:
-        if request is _MALFORMED or not door.is_open:
-            await door.admit(request, context)
-        return await behave(request, context)
+        begun_s = perf_counter()
+        try:
+            if request is _MALFORMED or not door.is_open:
+                await door.admit(request, context)
+            return await behave(request, context)
+        finally:
+            observe(perf_counter() - begun_s)
 
     return answer
 
 
-def _guarded_generator(behave: Callable[[Any, Any], Any], door: _Door) -> Callable[[Any, Any], Any]:
+@contextlib.contextmanager
+def _counted(count: Callable[[int], None]) -> Iterator[None]:
+    count(1)
+    try:
+        yield
+    finally:
+        count(-1)
+
+
+def _guarded_generator(
+    behave: Callable[[Any, Any], Any], door: _Door, count: Callable[[int], None]
+) -> Callable[[Any, Any], Any]:
     async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
         if request is _MALFORMED or not door.is_open:
             await door.admit(request, context)
-        async with contextlib.aclosing(behave(request, context)) as responses:
-            async for response in responses:
-                yield response
+        with _counted(count):
+            async with contextlib.aclosing(behave(request, context)) as responses:
+                async for response in responses:
+                    yield response
 
     return answer
 
 
-def _guarded_stream(behave: Callable[[Any, Any], Any], door: _Door) -> Callable[[Any, Any], Any]:
+def _guarded_stream(
+    behave: Callable[[Any, Any], Any], door: _Door, count: Callable[[int], None]
+) -> Callable[[Any, Any], Any]:
     async def serve(requests: Any, context: Any) -> Any:
         await door.enter(context)
-        try:
-            return await behave(requests, context)
-        except DecodeError:
-            return await refuse(context)
+        with _counted(count):
+            try:
+                return await behave(requests, context)
+            except DecodeError:
+                return await refuse(context)
 
     return serve
 
 
-def _guarded_exchange(behave: Callable[[Any, Any], Any], door: _Door) -> Callable[[Any, Any], Any]:
+def _guarded_exchange(
+    behave: Callable[[Any, Any], Any], door: _Door, count: Callable[[int], None]
+) -> Callable[[Any, Any], Any]:
     async def exchange(requests: Any, context: Any) -> AsyncIterator[Any]:
         inlet = _Inlet(requests, door, await door.enter(context))
-        async with contextlib.aclosing(behave(inlet, context)) as responses:
-            async for response in responses:
-                yield response
+        with _counted(count):
+            async with contextlib.aclosing(behave(inlet, context)) as responses:
+                async for response in responses:
+                    yield response
         if inlet.refusal is not None:
             await refuse(context, inlet.refusal)
 

@@ -13,6 +13,7 @@ import struct
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, NamedTuple, overload
 
 import crc32c
@@ -20,6 +21,7 @@ import lmdb
 
 from penstock.raft_meta.damage import damaged
 from penstock.raft_meta.lmdb_pages import DamagedPagesError, check_pages
+from penstock.raft_meta.metering import SyncObserver, nobody_observes
 from penstock.raft_meta.room import AwaitRoom, give_up, is_full
 from penstock.raft_meta.voters import DIRECTORY_ID_BYTES, VoterHistory, VoterSet
 from penstock.wire.errors import DataDirectoryError
@@ -89,8 +91,10 @@ class LmdbJournal:
         await_room: AwaitRoom = give_up,
         new_directory_id: Callable[[], bytes] = lambda: uuid.uuid4().bytes,
         may_found: bool = False,
+        on_synced: SyncObserver = nobody_observes,
     ) -> None:
         self._path = path
+        self._on_synced = on_synced
         self._await_room = await_room
         self._entries: list[JournalEntry] = []
         self._term = 0
@@ -481,8 +485,10 @@ class LmdbJournal:
         if not self.dirty:
             return
         while True:
+            begun_s = perf_counter()
             try:
                 self._write()
+                self._on_synced(perf_counter() - begun_s)
                 break
             except lmdb.MapFullError:  # A map is only address space: it grows with the log.
                 self._environment.set_mapsize(self._environment.info()["map_size"] * 2)

@@ -26,6 +26,7 @@ from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.guard import MAX_COMMAND_BYTES
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.link import Message, RaftLink
+from penstock.raft_meta.metering import SyncObserver, nobody_observes
 from penstock.raft_meta.punctuality import Punctuality
 from penstock.raft_meta.quorum import (
     FeatureLevels,
@@ -89,8 +90,10 @@ class RaftQuorum:
         tls: NodeTls | None = None,
         *,
         levels: FeatureLevels = FeatureLevels(),  # noqa: B008 - it never changes.
+        on_synced: SyncObserver = nobody_observes,
     ) -> None:
         self._config = config
+        self._on_synced = on_synced
         self._machine = machine
         self._levels = levels
         self._machine_state = MachineState(0, 0)  # Replaced as a whole: the Raft thread reads it.
@@ -165,6 +168,7 @@ class RaftQuorum:
             node_id=config.node_id,
             await_room=self._thread.await_room,
             may_found=config.may_found,
+            on_synced=self._on_synced,
         )
         self._directory_id = journal.directory_id
         try:

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+import structlog
+
 from penstock.raft_meta.active import ControllerShell, HeartbeatStream
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.core.versions import METADATA_VERSION
@@ -20,6 +22,8 @@ from penstock.wire.errors import (
     MetadataDivergedError,
     PenstockError,
 )
+
+log = structlog.get_logger()
 
 ADMIN_COMMANDS: Final = frozenset(
     {
@@ -136,6 +140,9 @@ class ControllerServicer(QuorumServicer, controller_pb2_grpc.ControllerServicer)
         if kind == "raise_metadata_version":
             command.raise_metadata_version.controller_supports = METADATA_VERSION
         result = await self._execute(command, context)
+        # Seldom, and what people look for first when something changed: who asked is in the trace.
+        refused = {"error": result.error.message} if result.HasField("error") else {}
+        log.info("administrator's command", command=kind, index=result.index, **refused)
         # Whoever waits to see the effect of a command that changed nothing sees it already.
         result.index = min(result.index, self._shell.changed_index)
         return controller_pb2.ExecuteAdminResponse(result=result)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/operating/log-lines.md").read_text(encoding="utf-8")
+WHOLE = (ROOT / "docs/operating/log-lines.md").read_text(encoding="utf-8")
+PAGE = WHOLE.partition("## To act on")[2]
 LEVELS = {"warning", "error", "exception", "critical"}
 LOGGERS = {"log", "_log", "logger"}
 
@@ -56,3 +57,37 @@ def test_nothing_is_documented_that_no_node_says() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert documented() - said == set()
+
+
+SYNONYMS = {
+    "node_id", "broker_id", "broker", "topic_name", "topic_id", "partition_id", "group_id",
+    "member_id", "dir", "data_dir", "log_dir", "method_name", "rpc", "voter_id", "follower_id",
+    "transaction_id",
+}  # fmt: skip
+"""Other names for what has one in metrics: a search for that one would miss the line."""
+
+
+def fields() -> set[str]:
+    """The fields that lines are given, where they are said there and then."""
+    return {
+        keyword.arg
+        for node in nodes()
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in LEVELS | {"info", "debug", "bind"}
+        and getattr(node.func.value, "id", getattr(node.func.value, "attr", "")) in LOGGERS
+        for keyword in node.keywords
+        if keyword.arg is not None
+    }
+
+
+def test_fields_have_the_names_of_labels() -> None:
+    documented_fields = {
+        name
+        for row in re.findall(r"^\| (`[^|]*`) \|", WHOLE.partition("## To act on")[0], re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", row)
+    }
+    bound = {"node", "topic", "trace_id", "span_id"}  # These are added to lines.
+    assert len(fields()) > 50
+    assert fields() & SYNONYMS == set()
+    assert documented_fields <= fields() | bound

@@ -113,10 +113,10 @@ def test_groups_that_went_elsewhere_are_shown_no_more() -> None:
         lines = generate_latest(metrics.registry).decode().splitlines()
         return sorted(line for line in lines if line.startswith("penstock_group_lag_records{"))
 
-    metrics.group_lags({("g", "a"): 11, ("g", "b"): 0})
+    metrics.coordinators.group_lags({("g", "a"): 11, ("g", "b"): 0})
     assert shown() == [
         'penstock_group_lag_records{group="g",topic="a"} 11.0',
         'penstock_group_lag_records{group="g",topic="b"} 0.0',
     ]
-    metrics.group_lags({("g", "a"): 3})
+    metrics.coordinators.group_lags({("g", "a"): 3})
     assert shown() == ['penstock_group_lag_records{group="g",topic="a"} 3.0']

@@ -235,7 +235,7 @@ async def test_local_state_that_is_gone_is_told_of_and_the_stop_not_clean(
     with capture_logs() as lines:
         manager = open_logs(tmp_path)
     [line] = [line for line in lines if line["event"] == "local_state_missing"]
-    assert line["directory"] == str(tmp_path / ".state")
+    assert line["path"] == str(tmp_path / ".state")
     assert line["partitions"] == 4
     assert manager.previous_broker_epoch() == -1
     for partition in range(4):

@@ -67,7 +67,7 @@ async def test_a_directory_of_somebody_else_is_told_of_and_costs_no_clean_stop(k
         (path / "backup-2024" / "notes.txt").write_bytes(b"precious")
     with capture_logs() as lines:
         manager = kit.open()
-    told = [line["directory"] for line in lines if line["event"] == "directory_ignored"]
+    told = [line["path"] for line in lines if line["event"] == "directory_ignored"]
     assert told == [str(path / "backup-2024") for path in kit.paths]
     assert manager.previous_broker_epoch() == 3
     manager.get_or_create("backup", 2024, ONE, {}).append_as_leader(batch("a"), 0, now_ms=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -63,11 +64,12 @@ class GroupCoordinator:
         settings: GroupSettings | None = None,
         clock_ms: Callable[[], int] = _monotonic_ms,
         wall_clock_ms: Callable[[], int] = _wall_ms,
+        on_rebalance: Callable[[], None] = lambda: None,
     ) -> None:
         self._wall_clock_ms = wall_clock_ms
         self._topics = ImageTopics(image)
         ports = HostPorts(replicas, clock_ms, wall_clock_ms)
-        context = GroupContext(self._topics, settings or GroupSettings())
+        context = GroupContext(self._topics, settings or GroupSettings(), on_rebalance)
         self._hosted = LedPartitions(
             OFFSETS_TOPIC,
             replicas,
@@ -78,6 +80,16 @@ class GroupCoordinator:
         self._replicas = replicas
         self._stream_count = 0
         replicas.add_mark_listener(self._on_marks)
+
+    def count_states(self) -> tuple[Counter[str], int]:
+        """Groups coordinated here by state, and the members of all of them. On any thread."""
+        states: Counter[str] = Counter()
+        members = 0
+        for hosted in self._hosted.hosted():
+            of_one, its_members = hosted.count_states()
+            states.update(of_one)
+            members += its_members
+        return states, members
 
     async def stop(self) -> None:
         """Stop coordinating: every stream ends with a typed error."""

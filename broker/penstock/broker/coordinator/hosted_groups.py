@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 from penstock.broker.coordinator import refusals
 from penstock.broker.coordinator.hosted import Held, HostedShard, HostPorts, Place
 from penstock.broker.coordinator.streams import MemberStream
+from penstock.broker.core import group_codec
 from penstock.broker.core.group_events import (
     Effect,
     ExpireOffsets,
@@ -25,9 +26,11 @@ from penstock.broker.core.group_events import (
     Tick,
     TopicsChanged,
 )
+from penstock.broker.core.group_reconcile import state_name
 from penstock.broker.core.group_shard import GroupShard
+from penstock.broker.core.group_state import Change, GroupState
 from penstock.broker.core.group_topics import TopicView
-from penstock.broker.core.group_values import Producer
+from penstock.broker.core.group_values import Epochs, Producer
 from penstock.broker.core.transactions import Marker
 from penstock.broker.core.write_queue import Write
 from penstock.v1 import groups_pb2
@@ -35,6 +38,7 @@ from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicPartition
 
 _RETRY_S: Final = 0.1
+_LOOKS: Final = 3
 
 
 @dataclass(slots=True)
@@ -55,6 +59,8 @@ class GroupContext:
 
     topics: TopicView
     settings: GroupSettings
+    on_rebalance: Callable[[], None] = lambda: None
+    """Told where the group epoch of a group rises."""
 
 
 class HostedGroups(HostedShard[GroupShard]):
@@ -95,6 +101,16 @@ class HostedGroups(HostedShard[GroupShard]):
             for group_id, group in groups.items()
         }
 
+    def count_states(self) -> tuple[Counter[str], int]:
+        """Groups by state, and their members; none while it loads. On any thread."""
+        shard = self._shard
+        states: Counter[str] = Counter()
+        members = 0
+        for group in [] if shard is None else list(shard.groups.values()):
+            states[_state_of(group.state)] += 1
+            members += len(group.state.members)
+        return states, members
+
     def topics_changed(self, event: TopicsChanged) -> None:
         """Topics came or went. What happens while loading is seen at its end."""
         if self._shard is not None:
@@ -125,6 +141,8 @@ class HostedGroups(HostedShard[GroupShard]):
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Persist():
+                if any(_raises_epoch(change) for change in effect.changes):
+                    self._context.on_rebalance()
                 self._persist(effect.group_id, effect.changes, effect.producer)
             case Send():
                 self._send(effect)
@@ -230,6 +248,25 @@ class HostedGroups(HostedShard[GroupShard]):
             self._handle(ExpireOffsets(self._ports.wall_clock_ms()))
         if self._shard is not None:
             self._arm_expiry()
+
+
+def _raises_epoch(change: Change) -> bool:
+    """Whether a record says that the target assignment is to be made anew (KIP-848)."""
+    if change.slot is not None or change.value is None:
+        return False
+    replayed = group_codec.decode(change.key, change.value)
+    after = None if replayed is None else replayed.value
+    before = change.before.group_epoch if isinstance(change.before, Epochs) else 0
+    return isinstance(after, Epochs) and after.group_epoch > before
+
+
+def _state_of(state: GroupState) -> str:
+    for _ in range(_LOOKS):
+        try:
+            return state_name(state)
+        except RuntimeError:  # A member came or went while it was looked at, on another thread.
+            continue
+    return "reconciling"
 
 
 def _refuse(stream: MemberStream, member_id: str, error: PenstockError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from penstock.broker.coordinator.hosted import Held, HostedShard, HostPorts, Pla
 from penstock.broker.coordinator.marking import MarkSender
 from penstock.broker.core import transaction_describe
 from penstock.broker.core.transaction_events import (
+    Change,
     Effect,
     Event,
     KnownTopics,
@@ -30,6 +32,7 @@ from penstock.broker.core.transaction_events import (
 )
 from penstock.broker.core.transaction_marks import Owner
 from penstock.broker.core.transaction_shard import TransactionShard
+from penstock.broker.core.transaction_values import NOBODY, State, Transaction
 from penstock.wire.errors import (
     CoordinatorLoadInProgressError,
     PenstockError,
@@ -54,6 +57,8 @@ class TransactionContext:
     settings: TransactionSettings
     take_producer_id: Callable[[], Awaitable[int]]
     sender: MarkSender
+    on_ended: Callable[[bool], None] = lambda _commit: None
+    """Told where a transaction is decided, and whether it commits."""
 
 
 class HostedTransactions(HostedShard[TransactionShard]):
@@ -101,6 +106,17 @@ class HostedTransactions(HostedShard[TransactionShard]):
             raise CoordinatorLoadInProgressError(f"{self.place} was read again; ask again soon")
         return found
 
+    def count_states(self) -> tuple[Counter[str], int]:
+        """Ids by state, and since when, by the wall clock, the oldest transaction has been open.
+
+        0 where none is. Nothing while it loads. On any thread.
+        """
+        shard = self._shard
+        found = [] if shard is None else list(shard.ledger.ids.values())
+        begun_ms = [one.start_ms for one in found if one.state is State.ONGOING]
+        states = Counter(one.state.name.lower() for one in found)
+        return states, min((ms for ms in begun_ms if ms > 0), default=0)
+
     def marks_committed(self, marks: Sequence[MarkDone]) -> None:
         """Marks are there. While it loads nobody waits for them: they are sent again."""
         if self._shard is not None:
@@ -125,6 +141,7 @@ class HostedTransactions(HostedShard[TransactionShard]):
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Persist():
+                self._count_decision(effect.change)
                 self._persist(effect.subject, (effect.change,))
             case Respond():
                 self._respond(effect.subject, effect.request_id, effect.response)
@@ -134,6 +151,18 @@ class HostedTransactions(HostedShard[TransactionShard]):
                 self._hold(effect.subject, Held(send, _nothing))
             case TakeProducerId():
                 self._spawn(self._take_producer_id(), "take a producer id")
+
+    def _count_decision(self, change: Change) -> None:
+        if change.is_group or change.value is None or self._shard is None:
+            return
+        now = self._shard.ledger.ids.get(change.name)
+        if now is None:
+            return
+        before = change.before if isinstance(change.before, Transaction) else None
+        if now.last not in (NOBODY, NOBODY if before is None else before.last):
+            self._context.on_ended(now.last_committed)
+        elif now.lapsed and before is not None and not before.lapsed:
+            self._context.on_ended(False)
 
     def _on_loaded(self, shard: TransactionShard, record_count: int) -> None:
         self._log.info(

@@ -54,6 +54,10 @@ class LedPartitions(Mapping[int, H], Generic[H]):
     def __len__(self) -> int:
         return len(self._hosted)
 
+    def hosted(self) -> list[H]:
+        """What is hosted now. On any thread."""
+        return list(self._hosted.values())
+
     def stop(self) -> None:
         """Coordinate no more: everybody who waits is told."""
         error = CoordinatorNotAvailableError("the coordinator's broker stops; look for another")

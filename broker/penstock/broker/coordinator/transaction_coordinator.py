@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -100,9 +101,11 @@ class TransactionCoordinator:
         settings: TransactionSettings | None = None,
         clock_ms: Callable[[], int] = _monotonic_ms,
         wall_clock_ms: Callable[[], int] = _wall_ms,
+        on_ended: Callable[[bool], None] = lambda _commit: None,
     ) -> None:
         self._image = image
         self._clock_ms = clock_ms
+        self._wall_clock_ms = wall_clock_ms
         self._sender = MarkSender(
             node_id,
             image,
@@ -114,7 +117,11 @@ class TransactionCoordinator:
         )
         ports = HostPorts(replicas, clock_ms, wall_clock_ms)
         context = TransactionContext(
-            ImageTopicIds(image), settings or TransactionSettings(), take_producer_id, self._sender
+            ImageTopicIds(image),
+            settings or TransactionSettings(),
+            take_producer_id,
+            self._sender,
+            on_ended,
         )
 
         def make(place: Place) -> HostedTransactions:
@@ -123,6 +130,19 @@ class TransactionCoordinator:
         self._led = LedPartitions(
             TRANSACTIONS_TOPIC, replicas, image, ensure_topic=ensure_topic, make=make
         )
+
+    def count_states(self) -> tuple[Counter[str], float]:
+        """Ids coordinated here by state, and for how many seconds the oldest transaction has been
+        open; 0 where none is. On any thread.
+        """
+        states: Counter[str] = Counter()
+        begun_ms: list[int] = []
+        for hosted in self._led.hosted():
+            of_one, oldest_ms = hosted.count_states()
+            states.update(of_one)
+            begun_ms += [oldest_ms] if oldest_ms else []
+        now_ms = self._wall_clock_ms()
+        return states, max(0, now_ms - min(begun_ms, default=now_ms)) / 1000
 
     async def stop(self) -> None:
         """Coordinate no more: everybody who waits is told."""

@@ -11,6 +11,7 @@ import grpc
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.service.producing import ProducedLogs, ProduceStream, Producing
+from penstock.broker.traffic_metrics import PRODUCE
 from penstock.raft_meta.guarding import Guarded, refusing_malformed
 from penstock.v1 import log_pb2
 from penstock.v1.log_pb2_grpc import LogServicer as LogServicerBase
@@ -61,17 +62,22 @@ class LogServicer(LogServicerBase):
         self._image = image
         self._metrics = metrics
         self._producing = Producing(logs, metrics, self._check_not_internal)
+        # Its requests come by a stream, of which the server's meter knows nothing.
+        self._observe_produce = metrics.traffic.unary(PRODUCE)
+        self._count_stream = metrics.traffic.stream(PRODUCE)
 
     async def Produce(  # type: ignore[override]
         self, request_iterator: AsyncIterator[Laden[log_pb2.ProduceRequest]], context: Any
     ) -> AsyncIterator[log_pb2.ProduceResponse]:
         """Append in the order of the requests; answer each when its acknowledgement is there."""
-        stream = ProduceStream(self._producing, request_iterator)
+        stream = ProduceStream(self._producing, request_iterator, self._observe_produce)
+        self._count_stream(1)
         try:
             async with refusing_malformed(context):
                 async for response in stream.responses():
                     yield response
         finally:
+            self._count_stream(-1)
             stream.close()
 
     async def ProduceOnce(
@@ -93,7 +99,10 @@ class LogServicer(LogServicerBase):
     ) -> Laden[log_pb2.FetchResponse]:
         """Read by long poll."""
         response = await self._logs.fetch(request)
-        self._metrics.fetched(response.records_bytes)
+        if response.records_bytes:
+            for entry, records in zip(response.message.partitions, response.records, strict=True):
+                if len(records):
+                    self._metrics.traffic.fetched(entry.partition.topic, len(records))
         return response
 
     async def ListOffsets(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from time import perf_counter
 from typing import Final, Protocol
 
 import structlog
@@ -130,7 +131,8 @@ class Producing:
         outcome: AppendInfo | BaseException,
     ) -> log_pb2.ProducePartitionResult:
         if isinstance(outcome, AppendInfo):
-            self._metrics.produced(size_bytes)
+            count = 0 if outcome.duplicate else outcome.last_offset - outcome.base_offset + 1
+            self._metrics.traffic.produced(where.topic, size_bytes, count)
             return log_pb2.ProducePartitionResult(
                 partition=where,
                 base_offset=outcome.base_offset,
@@ -157,8 +159,12 @@ class ProduceStream:
     """One client's stream: a reader that starts requests in order, answers as they finish."""
 
     def __init__(
-        self, producing: Producing, requests: AsyncIterator[Laden[log_pb2.ProduceRequest]]
+        self,
+        producing: Producing,
+        requests: AsyncIterator[Laden[log_pb2.ProduceRequest]],
+        observe: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
+        self._observe = observe  # Told for each request the seconds until its answer.
         self._producing = producing
         self._requests = requests
         self._answers: asyncio.Queue[log_pb2.ProduceResponse | BaseException | None] = (
@@ -186,7 +192,8 @@ class ProduceStream:
             async for request in self._requests:
                 await self._slots.acquire()
                 self._pending += 1
-                self._producing.begin(request, partial(self._answered, request.message.acks))
+                answer = partial(self._answered, request.message.acks, perf_counter())
+                self._producing.begin(request, answer)
                 # Else the records would stay for as long as the client sends nothing more.
                 del request
         except asyncio.CancelledError:
@@ -197,7 +204,13 @@ class ProduceStream:
         self._heard_all = True
         self._end_if_done()
 
-    def _answered(self, acks: common_pb2.Acks.ValueType, response: log_pb2.ProduceResponse) -> None:
+    def _answered(
+        self,
+        acks: common_pb2.Acks.ValueType,
+        begun_s: float,
+        response: log_pb2.ProduceResponse,
+    ) -> None:
+        self._observe(perf_counter() - begun_s)
         self._pending -= 1
         if acks == common_pb2.ACKS_NONE:
             self._slots.release()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.broker.storage.counting import FlushCounts, UncountedFlushes
 from penstock.broker.storage.disk import Disk, is_disk_full, leaves_all_as_it_was
 from penstock.broker.storage.room import Room
 from penstock.broker.storage.settings import LogSettings
@@ -62,8 +63,8 @@ class DataDirectory:
     soon, ``run_in_background`` runs what may take long (deleting files), ``run_soon`` what another
     turn of the loop is to do, ``damage_found`` is called when a read came upon a batch that is not
     sound, with an offset in or near it, ``segment_deleted`` for each old segment that goes, with
-    the reason and its size in bytes, ``partition_lost``, in any thread, with a partition's
-    directory in which somebody removed files.
+    the reason and its size in bytes, ``flush_counts`` hears of flushes, ``partition_lost``, in any
+    thread, with a partition's directory in which somebody removed files.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class DataDirectory:
         self.run_in_background: Callable[[Callable[[], None]], None] = _run_now
         self.damage_found: Callable[[PartitionLog, int], None] = _keep_no_note
         self.segment_deleted: Callable[[Why, int], None] = _count_nothing
+        self.flush_counts: FlushCounts = UncountedFlushes()
         self.partition_lost: Callable[[Path, StorageError], None] = _keep_nothing
         self.cleaning: set[Path] = set()  # The partition directories that the cleaner works in.
         self._on_failed = on_failed

@@ -95,6 +95,11 @@ class Disk:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def total_bytes(self, path: Path) -> int:
+        """What the file system holds, in use or free."""
+        status = os.statvfs(path)
+        return status.f_blocks * status.f_frsize
+
     def rename(self, source: Path, target: Path) -> None:
         """Give a file another name, in place of the file that had it; or a directory, a free name.
 

@@ -6,9 +6,11 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from penstock.broker.storage.checkpoints import write_atomically
+from penstock.broker.storage.counting import FlushCounts, UncountedFlushes
 from penstock.broker.storage.disk import Disk, SharedFile
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class FlushTask:
     names_changed: bool
     closed: Sequence[Segment]
     named_up_to: int  # The base offset of the newest segment in the directory.
+    counts: FlushCounts = field(default_factory=UncountedFlushes)
     error: Exception | None = field(default=None)
     step: FlushStep = FlushStep.DATA  # Where it was when the error came.
 
@@ -51,7 +54,9 @@ class FlushTask:
         """Do it, in any thread, once. Raises nothing: what failed is in ``error``."""
         try:
             for file in self.files:
+                begun_s = perf_counter()
                 self.disk.sync_data(file.fd)
+                self.counts.synced(perf_counter() - begun_s)
             self.step = FlushStep.FILES
             for path, encode in self.writes:
                 write_atomically(self.disk, path, encode())

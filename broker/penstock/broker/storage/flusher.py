@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 from typing import Final
 
+from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log import PartitionLog
-from penstock.broker.storage.settings import FlushPolicy, LogSettings
+from penstock.broker.storage.settings import FlushPolicy
 from penstock.wire.errors import DiskFullError, StorageError
 
 _SYNCS_AT_ONCE: Final = 4
@@ -31,11 +33,14 @@ class Flusher:
     """
 
     def __init__(
-        self, path: Path, settings: LogSettings, on_flushed: Callable[[PartitionLog, bool], None]
+        self, home: DataDirectory, on_flushed: Callable[[PartitionLog, bool], None]
     ) -> None:
-        self._path = path
-        self._settings = settings
+        self._home = home
+        self._path = home.path
+        self._settings = home.settings
         self._on_flushed = on_flushed
+        self._asked_s = 0.0  # When the first was asked of those that wait.
+        self._round_asked_s = 0.0  # The same of those under way.
         self._waiting: dict[PartitionLog, None] = {}
         self._without_room: dict[PartitionLog, None] = {}  # Until the timer below.
         self._retries: asyncio.TimerHandle | None = None
@@ -57,6 +62,8 @@ class Flusher:
             return
         if log in self._without_room:
             return
+        if not self._waiting:
+            self._asked_s = perf_counter()
         self._waiting[log] = None
         if self._under_way or self._begins is not None:
             return
@@ -78,6 +85,7 @@ class Flusher:
             if self._stopped:
                 return
             waiting, self._waiting = self._waiting, {}
+            self._round_asked_s = self._asked_s
             tasks: list[FlushTask] = []
             for log in waiting:
                 if log.needs_flush:
@@ -127,6 +135,7 @@ class Flusher:
             if self._stopped:
                 return
             self._finish()
+            self._home.flush_counts.flush_waited(perf_counter() - self._round_asked_s)
             if self._waiting and self._begins is None:
                 self.request(next(iter(self._waiting)))
 

@@ -114,6 +114,7 @@ class LogFlushing:
             names_changed=names_changed or bool(writes),
             closed=closed,
             named_up_to=self._files.active.base_offset,
+            counts=self._home.flush_counts,
         )
 
     def finish(self, task: FlushTask) -> bool:

@@ -25,7 +25,7 @@ def tell_of_missing_state(directory: Path, partitions: int) -> None:
     """Partitions were found, and nothing that local state knew of them."""
     _log.error(
         "local_state_missing",
-        directory=str(directory / DIRECTORY_NAME),
+        path=str(directory / DIRECTORY_NAME),
         partitions=partitions,
         reason=f"high watermarks, log starts and recovery points are not known: {_WITHOUT_IT}",
         next_step="nothing, if you moved it away because it was damaged; else find out who did",
@@ -52,5 +52,5 @@ def give_up(
     for key, log in list(logs.items()):
         if log.directory == directory and not log.is_closed:
             log.give_up(error.message)
-            _log.error("partition_files_removed", directory=str(directory), reason=error.message)
+            _log.error("partition_files_removed", path=str(directory), reason=error.message)
             tell(key, error)

@@ -79,7 +79,7 @@ class ManagedDirectory:
         self._unclear: dict[Path, Unclear] = {}
         self._cluster_id = cluster_id
         self._on_durable = on_durable
-        self._flusher = Flusher(home.path, home.settings, self._flushed)
+        self._flusher = Flusher(home, self._flushed)
         self._state: LocalState | None = None
         self._new = NewDirectories(home)
         self._high_watermarks: dict[TopicIdPartition, int] = {}
@@ -313,7 +313,7 @@ class ManagedDirectory:
         if content is Content.FOREIGN:
             _log.warning(
                 "directory_ignored",
-                directory=str(directory),
+                path=str(directory),
                 reason="it is called as a partition's, and holds no file of a log",
                 next_step=f"keep it elsewhere; a log of {unclear.partition} gets another name here",
             )
@@ -321,7 +321,7 @@ class ManagedDirectory:
         self._unclear[directory] = unclear
         _log.error(
             "partition_directory_unclear",
-            directory=str(directory),
+            path=str(directory),
             reason=unclear.reason,
             next_step=f"stop this broker, {put_metadata_right(directory)}, or move the directory "
             "away, and start; it makes no log of that name until then",
@@ -532,7 +532,7 @@ class ManagedDirectory:
         StorageError or DiskFullError.
         """
         self._strays[key] = stray = self._take_away(key, _STRAY_SUFFIX)
-        _log.warning("partition_set_aside", directory=str(stray), topic_partition_id=str(key))
+        _log.warning("partition_set_aside", path=str(stray), topic_partition_id=str(key))
 
     def keep_damaged(self, key: TopicIdPartition) -> Path:
         """As ``set_aside``, where another log is to take its place; the directory they are in."""

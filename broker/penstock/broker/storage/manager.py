@@ -11,6 +11,7 @@ import structlog
 
 from penstock.broker.core.last_run import RunMark, epoch_to_report
 from penstock.broker.core.ports import Log
+from penstock.broker.storage.counting import FlushCounts, UncountedFlushes
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
@@ -53,6 +54,7 @@ class LogManager:
     that offset. ``on_log_failed(key, error)``: somebody removed files of this log, which raises
     StorageError from now on; in the thread that finds out.
     ``on_segment_deleted(why, size_bytes)``: retention or a new log start took one.
+    ``flush_counts(path)``: what hears of the flushes of a directory.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class LogManager:
         on_damage: Callable[[PartitionLog, int], None] = _ignore_damage,
         on_log_failed: Callable[[TopicIdPartition, StorageError], None] = _ignore_failed_log,
         on_segment_deleted: Callable[[Why, int], None] = _ignore_deletion,
+        flush_counts: Callable[[Path], FlushCounts] = lambda _: UncountedFlushes(),
         failed: Mapping[Path, str] | None = None,
     ) -> None:
         self._on_directory_failed = on_directory_failed
@@ -88,6 +91,7 @@ class LogManager:
         ]
         for directory in self._directories:
             directory.home.segment_deleted = on_segment_deleted
+            directory.home.flush_counts = flush_counts(directory.path)
         self._broker_epoch = -1
         self._previous_broker_epoch = -1
         self._is_doubted = False  # For good: what is missing is not found by registering anew.

@@ -73,7 +73,7 @@ def _tell_of_doubts(files: LogFiles, state: ProducerState) -> None:
     if state.doubted:
         _log.error(
             "log_has_damaged_batches",
-            directory=str(files.directory),
+            path=str(files.directory),
             first_offset=state.doubted[0].header.base_offset,
             batches=len(state.doubted),
             reason="their checksums do not hold, so nobody knows who wrote them",

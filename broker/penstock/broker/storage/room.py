@@ -147,6 +147,10 @@ class Room:
         """What the file system has free, asked now. Raises OSError. In any thread."""
         return self._disk.free_bytes(self._path)
 
+    def total_bytes(self) -> int:
+        """What the file system holds, in use or free, asked now. Raises OSError. In any thread."""
+        return self._disk.total_bytes(self._path)
+
     def is_full(self) -> bool:
         """Whether appends were refused and would be now, as far as is known. In any thread.
 

@@ -352,6 +352,11 @@ class ClusterState:
         return self._tables.leaders[node_id]
 
     @property
+    def leaderless_count(self) -> int:
+        """How many partitions nobody leads."""
+        return self._tables.leaderless
+
+    @property
     def not_preferred_count(self) -> int:
         """How many partitions are led by another than their preferred leader, or by nobody."""
         return self._tables.not_preferred

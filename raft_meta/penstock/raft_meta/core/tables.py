@@ -40,6 +40,7 @@ class Tables:
         self.preferred: Counter[int] = Counter()  # Partitions that a node leads by preference.
         self.replicas: Counter[int] = Counter()  # Partitions that a node has a replica of.
         self.not_preferred = 0  # Partitions that another than the preferred leader leads.
+        self.leaderless = 0  # Partitions that nobody leads.
         self.partition_count = 0
         self.encoder = PartitionEncoder()
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -117,6 +118,8 @@ class Tables:
         self.not_preferred += step * (partition.leader != partition.replicas[0])
         if partition.leader != NO_LEADER:
             self.leaders[partition.leader] += step
+        else:
+            self.leaderless += step
 
     def all_partitions(self) -> Iterator[tuple[PartitionKey, Partition]]:
         """Every partition, by topic id and number: the same order on every node."""

@@ -77,5 +77,6 @@ def _validate_counts(tables: Tables) -> None:
     assert +tables.leaders == leaders, "leader counts are off"
     assert +tables.preferred == Counter(part.replicas[0] for part in everything)
     assert +tables.replicas == Counter(node for part in everything for node in part.replicas)
+    assert tables.leaderless == sum(part.leader == NO_LEADER for part in everything)
     assert tables.not_preferred == sum(part.leader != part.replicas[0] for part in everything)
     assert tables.partition_count == len(everything)
