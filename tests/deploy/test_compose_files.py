@@ -45,12 +45,18 @@ def test_prometheus_takes_its_settings_and_the_rules() -> None:
 def test_all_nodes_are_scraped() -> None:
     settings = yaml.safe_load((COMPOSE / "prometheus" / "prometheus.yml").read_text())
     (job,) = settings["scrape_configs"]
-    wanted = [f"node-{number}:9094" for number in nodes()]
-    assert job["static_configs"] == [{"targets": wanted}]
+    assert job["static_configs"] == [
+        {
+            "targets": [f"node-{number}:9094"],
+            "labels": {"cluster": "compose", "node": str(number)},
+        }
+        for number in nodes()
+    ]
 
 
 def test_dashboards_find_their_source() -> None:
-    provisioning = COMPOSE / "grafana" / "provisioning"
+    mounts = {text.split(":")[1]: text.split(":")[0] for text in services()["grafana"]["volumes"]}
+    provisioning = COMPOSE / mounts["/etc/grafana/provisioning"]
     (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
         "datasources"
     ]
@@ -58,8 +64,8 @@ def test_dashboards_find_their_source() -> None:
     (provider,) = yaml.safe_load((provisioning / "dashboards/penstock.yml").read_text())[
         "providers"
     ]
-    mounts = {text.split(":")[1]: text.split(":")[0] for text in services()["grafana"]["volumes"]}
-    assert mounts[provider["options"]["path"]] == "../monitoring/dashboards"
+    dashboards = COMPOSE / mounts[provider["options"]["path"]]
+    assert list(dashboards.glob("*.json"))
 
 
 def test_nodes_settings_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,3 +97,21 @@ def test_each_node_has_a_disk_of_its_own_and_few_rights() -> None:
         assert node["security_opt"] == ["no-new-privileges:true"]
         # It has longer to end than the five seconds of controlled.shutdown.timeout.ms.
         assert int(node["stop_grace_period"].removesuffix("s")) >= 30
+
+
+def test_nodes_have_in_kubernetes_the_labels_that_alerts_go_by() -> None:
+    """As Prometheus' own discovery gives them, in deploy/monitoring."""
+    path = COMPOSE.parent / "monitoring/prometheus/prometheus-kubernetes.yml"
+    (job, *_) = yaml.safe_load(path.read_text())["scrape_configs"]
+    scrape = COMPOSE.parent / "kubernetes/components/monitoring/scrape.yaml"
+    monitor = yaml.safe_load(scrape.read_text())["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    given = {one["targetLabel"]: one for one in endpoint["relabelings"]}
+    wanted = {one["target_label"]: one for one in job["relabel_configs"] if "target_label" in one}
+    for label in ("cluster", "node"):
+        assert given[label]["sourceLabels"] == wanted[label]["source_labels"]
+        for key in ("regex", "separator"):
+            assert given[label].get(key) == wanted[label].get(key)
+    ports = [one["regex"] for one in job["relabel_configs"] if one.get("action") == "keep"]
+    assert endpoint["port"] in ports
+    assert monitor["jobLabel"] == "app.kubernetes.io/name"
