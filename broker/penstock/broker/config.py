@@ -223,7 +223,9 @@ class NodeConfig:
     group_max_session_timeout_ms: int = _key(
         1_800_000, "The longest session timeout that a member may ask for.", low=50
     )
-    metrics_listen: str = _key("", "The address of the Prometheus endpoint; empty: none.")
+    metrics_listen: str = _key(
+        "", "The address of the HTTP port for probes and metrics; empty: none."
+    )
     log_format: str = _key("console", "How log lines look.", choices=("console", "json"))
     log_level: str = _key(
         "info", "The least level that is logged.", choices=("debug", "info", "warning", "error")

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from penstock.broker.core.partition_events import IsrChanged, OutOfSync
 from penstock.broker.storage_metrics import StorageMetrics
-from penstock.wire.errors import AddressInUseError, ErrorCode, PenstockError
-from penstock.wire.transport import parse_address
+from penstock.wire.errors import ErrorCode, PenstockError
 
 
 class BrokerMetrics:
@@ -190,17 +189,3 @@ class BrokerMetrics:
     def fetched(self, size_bytes: int) -> None:
         """Count what was served."""
         self._fetched_bytes.inc(size_bytes)
-
-    def serve(self, address: str) -> None:
-        """Offer the metrics over HTTP in a thread of its own.
-
-        Raises AddressInUseError that names the address when nothing can listen there.
-        """
-        host, port = parse_address(address)
-        try:
-            start_http_server(port, addr=host, registry=self.registry)
-        except OSError as error:
-            raise AddressInUseError(
-                f"cannot listen on {address}: {error.strerror}; change metrics.listen or stop the "
-                "other process"
-            ) from None
