@@ -93,6 +93,24 @@ def test_probes_follow_a_node_through_its_life(cluster: Probed) -> None:
     assert cluster.get(1, "/livez")[0] == 0
 
 
+def test_probes_are_answered_while_logs_are_recovered(cluster: Probed) -> None:
+    late = cluster.nodes[3]
+    late.module = "tests.integration.broker.run_long_recovery"
+    for node in cluster.nodes.values():
+        node.start()
+    wait_until(lambda: cluster.get(3, "/livez")[0] == 200, "its port is open", 30)
+    wait_until(lambda: cluster.get(1, "/startupz")[0] == 200, "node 1 has started", 30)
+    for path in ("/startupz", "/readyz"):
+        status, why = cluster.get(3, path)
+        assert (status, "recovers its logs" in why) == (503, True)
+    assert "recovers its logs" in str(cluster.can_roll(3)["reasons"])
+    assert cluster.get(3, "/metrics")[0] == 200
+    (late.directory / "recovered").touch()
+    cluster.wait_ready()
+    wait_until(lambda: cluster.get(3, "/readyz")[0] == 200, "it is ready", 30)
+    assert cluster.get(3, "/startupz") == (200, "ok\n")
+
+
 def test_a_node_that_stands_still_says_nothing_and_comes_back(cluster: Probed) -> None:
     cluster.start()
     node = cluster.nodes[2]
@@ -131,6 +149,28 @@ def test_a_port_under_garbage_goes_on_and_its_node_serves(cluster: Probed) -> No
         for connection in held:
             connection.close()
     assert "Traceback" not in cluster.nodes[1].log.read_text()
+
+
+def test_a_controller_without_a_broker_answers_for_itself(cluster: Probed) -> None:
+    for node_id in (1, 2, 3):
+        with cluster.nodes[node_id].config.open("a") as config:
+            config.write('node.roles = "controller"\n')
+    for node_id in (1, 2):
+        cluster.nodes[node_id].start()
+    wait_until(lambda: cluster.get(1, "/startupz")[0] == 200, "node 1 has started", 30)
+    assert "knows no leader" in cluster.get(1, "/readyz")[1], "the first start wants all three"
+    cluster.nodes[3].start()
+    for node_id in cluster.nodes:
+        wait_until(lambda n=node_id: cluster.get(n, "/readyz") == (200, "ok\n"), "joined", 30)
+        wait_until(lambda n=node_id: cluster.can_roll(n)["can_roll"], "it may be stopped", 30)
+    cluster.nodes[3].kill()
+    wait_until(
+        lambda: "controller 3 does not answer" in str(cluster.can_roll(1)), "3 is missed", 30
+    )
+    assert cluster.get(2, "/readyz")[0] == 200
+    cluster.nodes[2].kill()
+    wait_until(lambda: cluster.get(1, "/readyz")[0] == 503, "there is no majority", 30)
+    assert "confirms who leads" in str(cluster.can_roll(1))
 
 
 def test_a_second_node_on_the_port_says_so(cluster: Probed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import http.client
 import json
 import threading
 from email.message import Message
@@ -12,9 +13,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from penstock.broker import node_health
-from penstock.broker.http import Reply
+from penstock.broker.http import NodeHttp, Reply
 from penstock.broker.node_health import LIVE_S, LoopBusyError, NodeHealth
 from penstock.broker.node_http import NodePages
+from tests.support import wait_until
 
 
 class Clock:
@@ -83,6 +85,42 @@ async def test_a_loop_that_does_not_answer_is_not_waited_for(
         assert "busy" in said[0]
     finally:
         await health.stop()
+
+
+def test_a_loop_that_hangs_is_told_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_health, "LIVE_S", 0.2)
+    monkeypatch.setattr(node_health, "PULSE_S", 0.01)
+    told: dict[str, list[int]] = {"/livez": []}
+    hung = threading.Event()
+
+    async def serve() -> None:
+        health = NodeHealth()
+        health.started()
+        server = NodeHttp("127.0.0.1:0", NodePages(health, CollectorRegistry()).routes())
+        asker = threading.Thread(target=ask, args=(server.port,))
+        await asyncio.sleep(0.02)  # The pulse has begun.
+        asker.start()
+        hung.wait(20)  # The loop stands still until the hang was told of.
+        await asyncio.to_thread(asker.join)  # It turns again, and the asker sees it.
+        await asyncio.to_thread(server.close)
+        await health.stop()
+
+    def status(port: int) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/livez")
+        found = connection.getresponse().status
+        connection.close()
+        return found
+
+    def ask(port: int) -> None:
+        wait_until(lambda: status(port) == 503, "the hang is told")
+        told["/livez"].append(503)
+        hung.set()
+        wait_until(lambda: status(port) == 200, "it lives again")
+        told["/livez"].append(200)
+
+    asyncio.run(serve())
+    assert told == {"/livez": [503, 200]}
 
 
 def test_a_loop_that_is_over_is_said() -> None:
