@@ -30,7 +30,10 @@ MAX_REQUEST_BYTES: Final = 16_384
 REQUEST_S: Final = 10.0
 """From accepting a connection to the last byte of the answer; then it is closed, done or not."""
 
-_BACKLOG: Final = 64
+_BACKLOG: Final = 1_024
+"""Of connections to be accepted; one that finds no place there comes again after a second, and a
+probe that is as patient as Kubernetes by default has given up by then.
+"""
 _LOOK_S: Final = 0.25  # How often connections that are too old are looked for.
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_PAUSE_S: Final = 0.1
