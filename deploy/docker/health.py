@@ -1,11 +1,13 @@
 """Whether the node of this container serves, as its health check asks: exit status 0, or 1 and why.
 
-A node that is a broker is asked by gRPC's health protocol, and one that is a controller alone by a
-connection. It reads the same settings as the node: /etc/penstock/node.toml and the environment.
+With metrics.listen it is asked there, at /readyz. Without, a node that is a broker is asked by
+gRPC's health protocol, and one that is a controller alone by a connection. It reads the same
+settings as the node: /etc/penstock/node.toml and the environment.
 """
 
 from __future__ import annotations
 
+import http.client
 import os
 import socket
 import sys
@@ -25,6 +27,8 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it is a
 
 def why_not(config: NodeConfig) -> str:
     """Why it does not serve; empty when it does."""
+    if config.metrics_listen:
+        return why_not_ready(*parse_address(config.metrics_listen))
     is_broker = "broker" in config.roles
     listen = config.broker_listen if is_broker else config.controller_listen
     host, port = parse_address(listen)
@@ -45,6 +49,20 @@ def why_not(config: NodeConfig) -> str:
             return f"the broker does not answer at {listen}: {error.code().name}"
     name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     return "" if answer.status == health_pb2.HealthCheckResponse.SERVING else f"it is {name}"
+
+
+def why_not_ready(host: str, port: int) -> str:
+    """What the node itself says at /readyz."""
+    connection = http.client.HTTPConnection(EVERYWHERE.get(host, host), port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        return f"the node does not answer at port {port}: {error or type(error).__name__}"
+    finally:
+        connection.close()
+    return "" if answer.status == http.HTTPStatus.OK else text
 
 
 def main() -> int:

@@ -26,7 +26,9 @@ from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.live_config import LiveConfig
 from penstock.broker.measuring import watch_broker
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.node_facts import NodeFacts
 from penstock.broker.peers import Peers
+from penstock.broker.readiness import Rollable
 from penstock.broker.repair import Repairs
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
@@ -279,6 +281,15 @@ class Broker:
         if self._failed.done():
             self._failed.exception()  # A start that failed has said why; asyncio need not.
 
+    def why_not_ready(self) -> str:
+        """Why clients should be sent elsewhere; empty once it serves. Of one that has started."""
+        return self._link.why_not_ready()
+
+    async def why_not_roll(self) -> list[str]:
+        """Why this node should not be stopped now; see penstock.broker.core.rolling."""
+        link = self._link
+        return await Rollable(self._config.node_id, self._image, link.describe_quorum).why_not()
+
     async def wait_failed(self) -> None:
         """Wait for ever, or raise what makes this broker unfit to go on."""
         link = asyncio.ensure_future(self._link.wait_failed())
@@ -373,6 +384,7 @@ class Broker:
                 self._link,
                 self._replicas.replica_ends,
                 self._live.describe,
+                node=NodeFacts(self._config, self._metrics.registry, self._logs.homes),
             ),
             guarded,
         )

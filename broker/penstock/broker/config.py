@@ -224,7 +224,9 @@ class NodeConfig:
     group_max_session_timeout_ms: int = _key(
         1_800_000, "The longest session timeout that a member may ask for.", low=50
     )
-    metrics_listen: str = _key("", "The address of the Prometheus endpoint; empty: none.")
+    metrics_listen: str = _key(
+        "", "The address of the HTTP port for probes and metrics; empty: none."
+    )
     metrics_labels_max: int = _key(
         1000,
         "How many topics, and how many pairs of group and topic, metrics show by name; the others "

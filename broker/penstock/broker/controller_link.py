@@ -147,6 +147,25 @@ class ControllerLink:
         """Whether the controllers have been heard recently enough to go on serving."""
         return self._lease.valid(self._clock_ms())
 
+    def why_not_ready(self) -> str:
+        """Why the broker should be sent no clients; empty while it is registered, unfenced and
+        has the newest metadata that it was told of.
+        """
+        now_ms = self._clock_ms()
+        if self._broker_epoch < 0:
+            return "the broker is not registered with the controllers yet"
+        record = self._image.brokers.get(self._identity.node_id)
+        if record is None or record.broker_epoch != self._broker_epoch:
+            return "the broker has not heard of its own registration yet"
+        if record.fenced:
+            return "the broker is fenced: it has yet to catch up with the metadata or its replicas"
+        if not self._lease.valid(now_ms):
+            return "the broker is not heard by an active controller"
+        behind_ms = self._lag.behind_ms(now_ms)
+        if behind_ms >= _BEHIND_MS:
+            return f"the broker has waited for the newest metadata for {behind_ms} ms"
+        return ""
+
     async def start(self) -> None:
         """Begin to follow the metadata and to register. Returns at once."""
         self._tasks = [

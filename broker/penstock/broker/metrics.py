@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from penstock.broker.coordinator_metrics import CoordinatorMetrics
 from penstock.broker.core.partition_events import IsrChanged, OutOfSync
@@ -16,8 +16,7 @@ from penstock.broker.quorum_metrics import QuorumMetrics
 from penstock.broker.storage_metrics import StorageMetrics
 from penstock.broker.topic_labels import TopicLabels
 from penstock.broker.traffic_metrics import TrafficMetrics
-from penstock.wire.errors import AddressInUseError, ErrorCode, PenstockError
-from penstock.wire.transport import parse_address
+from penstock.wire.errors import ErrorCode, PenstockError
 
 
 class BrokerMetrics:
@@ -208,17 +207,3 @@ class BrokerMetrics:
         """Count what the active controller in this process refused."""
         name = ErrorCode(code).name
         self._controller_refused.labels(command=command or "none", error=name).inc()
-
-    def serve(self, address: str) -> None:
-        """Offer the metrics over HTTP in a thread of its own.
-
-        Raises AddressInUseError that names the address when nothing can listen there.
-        """
-        host, port = parse_address(address)
-        try:
-            start_http_server(port, addr=host, registry=self.registry)
-        except OSError as error:
-            raise AddressInUseError(
-                f"cannot listen on {address}: {error.strerror}; change metrics.listen or stop the "
-                "other process"
-            ) from None

@@ -12,6 +12,7 @@ import structlog
 
 from penstock.broker.broker import Broker
 from penstock.broker.config import NodeConfig
+from penstock.broker.controller_directory import ControllerDirectory
 from penstock.broker.datadir import (
     DirectoryMeta,
     DirectoryUnreadableError,
@@ -20,8 +21,14 @@ from penstock.broker.datadir import (
     use_up_founding,
 )
 from penstock.broker.graphite import GraphitePusher
+from penstock.broker.http import NodeHttp
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.node_health import NodeHealth
+from penstock.broker.node_http import NodePages, WhyNotRoll
+from penstock.broker.quorum_view import QuorumView
+from penstock.broker.readiness import Rollable, why_controller_not_ready
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.controller import ControllerServer
 from penstock.raft_meta.credentials import NodeTls
 from penstock.wire.transport import parse_address
@@ -38,6 +45,7 @@ class Node:
         self._config = config
         self._controller: ControllerServer | None = None
         self._broker: Broker | None = None
+        self._health: NodeHealth | None = None
         self._locks: list[int] = []
         self._undo: list[Callable[[], Awaitable[None]]] = []  # What to stop, in order of start.
 
@@ -51,10 +59,14 @@ class Node:
         self._locks = [lock_directory(root)]
         failed = self._claim(root, logs)
         metrics = self._metrics(meta.cluster_id)
+        self._health = health = NodeHealth()
+        self._undo.append(health.stop)
+        pages = NodePages(health, metrics.registry)
         try:
             tls = self._tls(meta.cluster_id)
             if config.metrics_listen:
-                metrics.serve(config.metrics_listen)
+                # Before anything that may take long: probes ask from the first moment on.
+                self._serve_http(pages)
             if "controller" in config.roles:
                 self._controller = ControllerServer(
                     self._controller_config(meta),
@@ -68,12 +80,19 @@ class Node:
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
                 use_up_founding(root)
+                controller = self._controller
+                health.require(lambda: why_controller_not_ready(controller.status()))
             if "broker" in config.roles:
                 self._broker = Broker(
                     config, meta.cluster_id, metrics, tls, failed_directories=failed
                 )
                 self._undo.append(self._broker.stop)
                 await self._broker.start()
+                health.require(self._broker.why_not_ready)
+                pages.why_not_roll = self._broker.why_not_roll
+            elif config.metrics_listen:
+                pages.why_not_roll = self._of_a_controller_alone(tls)
+            health.started()
         except BaseException:
             await self.stop()
             raise
@@ -137,6 +156,8 @@ class Node:
 
     async def stop(self) -> None:
         """Stop the broker, then the controller that it needs for its farewell."""
+        if self._health is not None:
+            self._health.stopping()
         while self._undo:
             stop = self._undo.pop()
             try:
@@ -148,6 +169,19 @@ class Node:
         for descriptor in self._locks:
             os.close(descriptor)
         self._locks.clear()
+
+    def _serve_http(self, pages: NodePages) -> None:
+        http = NodeHttp(self._config.metrics_listen, pages.routes())
+        self._undo.append(lambda: asyncio.to_thread(http.close))
+        log.info("listening for probes and metrics", address=self._config.metrics_listen)
+
+    def _of_a_controller_alone(self, tls: NodeTls | None) -> WhyNotRoll:
+        """Without a broker there is nobody else who would know the other controllers."""
+        config = self._config
+        directory = ControllerDirectory(config.voters, NodeConnector(tls))
+        self._undo.append(directory.close)
+        quorum = QuorumView(directory, config.node_id)
+        return Rollable(config.node_id, None, quorum.describe).why_not
 
     def _tls(self, cluster_id: str) -> NodeTls | None:
         """The node's credentials, if it has any. Raises ConfigurationError for unusable ones."""

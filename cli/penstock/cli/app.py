@@ -18,12 +18,17 @@ from typer.core import TyperGroup
 from penstock.cli import (
     adopt,
     bench,
+    can_roll,
     chaos,
     cluster,
     consume,
+    decommission,
     dev,
+    doctor,
+    drain,
     groups,
     log,
+    metrics,
     node,
     offsets,
     partitions,
@@ -193,6 +198,11 @@ app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(quorum.app, name="quorum")
+app.command("can-roll")(can_roll.can_roll)
+app.command("drain")(drain.drain)
+app.command("decommission")(decommission.decommission)
+app.command("doctor")(doctor.doctor)
+app.command("metrics")(metrics.metrics)
 app.add_typer(log.app, name="log")
 app.add_typer(chaos.app, name="chaos")
 accept_tls_options(app)

@@ -203,7 +203,9 @@ def broker_state(broker: BrokerDescription) -> str:
     """One word for an operator."""
     if broker.fenced:
         return "fenced"
-    return "stopping" if broker.in_controlled_shutdown else "live"
+    if broker.in_controlled_shutdown:
+        return "stopping"
+    return "drained" if broker.drained_since_ms else "live"
 
 
 def _print_brokers(cluster: ClusterDescription) -> None:
@@ -214,19 +216,20 @@ def _print_brokers(cluster: ClusterDescription) -> None:
         f"MetadataVersion: {cluster.metadata_version}  AnsweredBy: {cluster.answered_by}"
     )
     print_table(
-        ("Broker", "Address", "Rack", "State", "BrokerEpoch", "OfflineReplicas"),
+        ("Broker", "Address", "Rack", "State", "Leads", "BrokerEpoch", "OfflineReplicas"),
         [
             (
                 broker.node_id,
                 format_address(broker.host, broker.port),
                 broker.rack or None,
                 broker_state(broker),
+                broker.leaderships if broker.leaderships >= 0 else None,
                 broker.broker_epoch,
                 broker.offline_replicas,
             )
             for broker in sorted(cluster.brokers, key=lambda broker: broker.node_id)
         ],
-        right=("Broker", "BrokerEpoch", "OfflineReplicas"),
+        right=("Broker", "Leads", "BrokerEpoch", "OfflineReplicas"),
     )
 
 

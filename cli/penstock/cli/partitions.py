@@ -110,8 +110,8 @@ def reassign(
         raise typer.BadParameter("the plan names what to move", param_hint="--file")
     if replicas is not None and not names:
         raise typer.BadParameter("name a topic to move", param_hint="TOPIC")
-    targets = _node_ids(replicas, "--replicas") if replicas is not None else []
-    takers = _node_ids(to, "--to") if to is not None else None
+    targets = node_ids(replicas, "--replicas") if replicas is not None else []
+    takers = node_ids(to, "--to") if to is not None else None
     if takers is not None and from_broker in takers:
         raise typer.BadParameter(f"broker {from_broker} is to lose its replicas", param_hint="--to")
     with admin_client(settings) as admin:
@@ -120,7 +120,7 @@ def reassign(
         elif cancel:
             _cancel(settings, admin, _expand(admin, names), dry_run)
         elif from_broker is not None:
-            plan = _drain(admin, names, from_broker, takers)
+            plan = plan_drain(admin, names, from_broker, takers)
             if plan or settings.as_json:
                 _move(settings, admin, plan, dry_run)
             else:
@@ -283,8 +283,12 @@ def _expand(admin: AdminClient, names: list[str]) -> list[TopicPartition]:
     return list(found)
 
 
-def _drain(admin: AdminClient, names: list[str], leaving: int, to: list[int] | None) -> Plan:
-    """Where the replicas of a broker go, each partition taken at where it is moving already."""
+def plan_drain(admin: AdminClient, names: list[str], leaving: int, to: list[int] | None) -> Plan:
+    """Where the replicas of a broker go, each partition taken at where it is moving already.
+
+    Of the topics and partitions named, or all. Raises BrokerIdNotRegisteredError, or
+    InvalidReplicaAssignmentError where no broker is left that could take a replica.
+    """
     brokers = {broker.node_id: broker for broker in admin.describe_cluster().brokers}
     for node in (leaving, *(to or ())):
         if node not in brokers:
@@ -315,7 +319,8 @@ def _spread(admin: AdminClient, names: list[str], nodes: list[int]) -> Plan:
     return plan
 
 
-def _node_ids(text: str, option: str) -> list[int]:
+def node_ids(text: str, option: str) -> list[int]:
+    """Node ids that a person separated by commas. Raises BadParameter."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= MAX_INT32 for part in parts):
         raise typer.BadParameter(f"{text!r} is not a list of node ids", param_hint=option)

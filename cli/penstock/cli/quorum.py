@@ -14,12 +14,16 @@ from penstock.cli.connections import admin_client
 from penstock.cli.errors import EXIT_FAILED, report
 from penstock.cli.output import print_json, print_table
 from penstock.cli.quorum_progress import told_of_progress
-from penstock.cli.quorum_table import controller_rows, leader_doubt, quorum_json
+from penstock.cli.quorum_table import (
+    controller_rows,
+    leader_doubt,
+    quorum_json,
+    warn_of_no_tolerance,
+)
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
 from penstock.wire.config_keys import MAX_INT32
 from penstock.wire.errors import ConfigurationError
 from penstock.wire.transport import parse_address
-from penstock.wire.wording import counted
 
 if TYPE_CHECKING:
     from penstock.client.descriptions import QuorumDescription
@@ -161,15 +165,7 @@ def recover(
 
 def _print_changed(settings: Settings, quorum: QuorumDescription) -> None:
     _print(settings, quorum)
-    if quorum.tolerated_losses:
-        return
-    count = len(quorum.voters)
-    loss, which = ("tolerates no loss", "it") if count == 1 else ("tolerate no loss", "either")
-    more = "a third" if count == 2 else "two more"
-    report(
-        f"warning: {counted(count, 'voter')} {loss}: the cluster stands still while {which} is "
-        f"down\nnext: add {more} with `penstock quorum add NODE@HOST:PORT`"
-    )
+    warn_of_no_tolerance(quorum)
 
 
 def _print(settings: Settings, quorum: QuorumDescription) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.errors import report
 from penstock.wire.transport import format_address
+from penstock.wire.wording import counted
 
 if TYPE_CHECKING:
     from penstock.client.descriptions import QuorumDescription, QuorumVoter
@@ -65,6 +67,19 @@ def leader_doubt(quorum: QuorumDescription) -> str:
     return (
         f"only controller {quorum.answered_by} answered, which takes {quorum.leader_id} for the "
         f"leader\nnext: see whether controller {quorum.leader_id} runs, and ask again"
+    )
+
+
+def warn_of_no_tolerance(quorum: QuorumDescription) -> None:
+    """Say on standard error that no controller may be lost, where that is so."""
+    if quorum.tolerated_losses:
+        return
+    count = len(quorum.voters)
+    loss, which = ("tolerates no loss", "it") if count == 1 else ("tolerate no loss", "either")
+    more = "a third" if count == 2 else "two more"
+    report(
+        f"warning: {counted(count, 'voter')} {loss}: the cluster stands still while {which} is "
+        f"down\nnext: add {more} with `penstock quorum add NODE@HOST:PORT`"
     )
 
 

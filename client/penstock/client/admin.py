@@ -17,6 +17,7 @@ from penstock.client.descriptions import (
     GroupDescription,
     GroupListing,
     HangingSearch,
+    NodeDescription,
     PartitionProducers,
     PartitionReassignment,
     QuorumDescription,
@@ -257,6 +258,31 @@ class AdminClient:
         while a controller or a registered broker does not support it.
         """
         return self._run(self._client.raise_metadata_version, version)
+
+    def drain_broker(self, node_id: int, *, undo: bool = False) -> int:
+        """Hand a live broker's leaderships to others in sync, and keep it from being chosen while
+        another in sync lives, until it is started anew or ``undo``; how many it leads then.
+
+        What nobody else in sync can lead stays, and goes to the first that comes in sync. Raises
+        BrokerIdNotRegisteredError, InvalidRequestError for one that is fenced or stops, and
+        UnsupportedMetadataVersionError where ``raise_metadata_version`` has to come first.
+        """
+        return self._run(self._client.drain_broker, node_id, undo=undo)
+
+    def describe_node(self, node_id: int | None = None) -> NodeDescription:
+        """What a broker (None: some) says of itself: software, clock, disks, process.
+
+        It is asked at its advertised address, and measures its disks anew. Raises NetworkError
+        where nobody answers there, BrokerIdNotRegisteredError for a node that is no broker.
+        """
+        return self._run(self._client.describe_node, node_id)
+
+    def read_metrics(self, node_id: int | None = None) -> str:
+        """The metrics of a broker (None: of some), in the text format of Prometheus.
+
+        They need no ``metrics.listen``. Raises as ``describe_node``.
+        """
+        return self._run(self._client.read_metrics, node_id)
 
     def list_groups(self) -> list[GroupListing]:
         """Every consumer group, by id."""

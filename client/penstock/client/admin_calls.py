@@ -9,7 +9,7 @@ from typing import Any, Final, Self, Unpack
 
 import grpc
 
-from penstock.client import admin_values
+from penstock.client import admin_values, arguments
 from penstock.client.background import LoopGuard
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import AdminConfig, AdminSettings
@@ -17,8 +17,9 @@ from penstock.client.coordinator import Coordinators, Kind
 from penstock.client.descriptions import ClusterDescription
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.metadata_keeper import MetadataKeeper
-from penstock.v1 import groups_pb2_grpc, metadata_pb2, metadata_pb2_grpc
+from penstock.v1 import admin_pb2_grpc, groups_pb2_grpc, metadata_pb2, metadata_pb2_grpc
 from penstock.wire.errors import (
+    BrokerIdNotRegisteredError,
     ClientClosedError,
     InvalidRequestError,
     NetworkError,
@@ -155,6 +156,31 @@ class AdminCalls:
                 unheard = unheard or isinstance(error, _FATE_UNKNOWN)
                 attempt += 1
             await asyncio.sleep(pause / 1000)
+
+    async def _ask_node(
+        self, node_id: int | None, method: str, request: Any, timeout_ms: float
+    ) -> Any:
+        """What one broker's Admin service answers at its advertised address; None: whichever does.
+
+        Raises BrokerIdNotRegisteredError, or what its answer carries.
+        """
+        if node_id is None:
+            return await self._ask(method, request, checked, stub=admin_pb2_grpc.AdminStub)
+        wanted = arguments.whole_number("node_id", node_id, 0, arguments.MAX_INT32)
+        cluster = await self.describe_cluster()
+        known = {broker.node_id for broker in cluster.brokers}
+        if wanted not in known:
+            raise BrokerIdNotRegisteredError.among(wanted, known)
+        self._cluster.metadata.replace_brokers(admin_values.broker_protos(cluster))
+        return checked(
+            await self._cluster.call(
+                wanted,
+                lambda channel: getattr(admin_pb2_grpc.AdminStub(channel), method),
+                request,
+                timeout_ms=timeout_ms,
+                what=f"Admin.{method}",
+            )
+        )
 
     async def _ask_coordinator(
         self, group_id: str, method: str, request: Any, judge: Callable[[Any], Any]

@@ -9,8 +9,10 @@ from penstock.client.descriptions import (
     BrokerDescription,
     ClusterDescription,
     ConfigEntry,
+    DirectoryDescription,
     GroupDescription,
     MemberDescription,
+    NodeDescription,
     OutOfSyncReplica,
     PartitionDescription,
     PartitionProducers,
@@ -101,6 +103,7 @@ def topic(proto: metadata_pb2.TopicDescription, *, out_of_sync: bool = False) ->
                 )
                 if out_of_sync
                 else None,
+                min_insync_replicas=entry.min_insync_replicas,
             )
             for entry in proto.partitions
         ),
@@ -121,6 +124,8 @@ def cluster(proto: metadata_pb2.DescribeClusterResponse) -> ClusterDescription:
             min_metadata_version=max(entry.min_metadata_version, 1),
             max_metadata_version=max(entry.max_metadata_version, 1),
             offline_replicas=entry.offline_replica_count,
+            drained_since_ms=entry.drained_since_ms,
+            leaderships=entry.leader_count if entry.HasField("leader_count") else -1,
         )
         for entry in proto.brokers
     ]
@@ -132,6 +137,30 @@ def cluster(proto: metadata_pb2.DescribeClusterResponse) -> ClusterDescription:
         brokers=tuple(sorted(brokers, key=lambda broker: broker.node_id)),
         answered_by=proto.answered_by,
         metadata_version=max(proto.metadata_version, 1),
+    )
+
+
+def node(proto: admin_pb2.DescribeNodeResponse) -> NodeDescription:
+    """A node as it tells of itself."""
+    return NodeDescription(
+        node_id=proto.node_id,
+        version=proto.version,
+        min_metadata_version=proto.min_metadata_version,
+        max_metadata_version=proto.max_metadata_version,
+        codec_compiled=proto.codec_compiled,
+        roles=tuple(proto.roles),
+        clock_ms=proto.clock_ms,
+        started_ms=proto.started_ms,
+        directories=tuple(
+            DirectoryDescription(
+                one.path, one.total_bytes, one.free_bytes, one.failure, one.fsync_us
+            )
+            for one in proto.directories
+        ),
+        open_descriptors=proto.open_descriptors,
+        max_descriptors=proto.max_descriptors,
+        resident_bytes=proto.resident_bytes,
+        http_address=proto.http_address,
     )
 
 

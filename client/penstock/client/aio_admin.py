@@ -10,6 +10,7 @@ from typing import Literal
 from penstock.client import admin_values, arguments
 from penstock.client.admin_calls import checked, only, raise_if_error
 from penstock.client.aio_cluster_admin import ClusterAdmin, ConfigValue
+from penstock.client.aio_node_admin import NodeAdmin
 from penstock.client.aio_partition_admin import PartitionAdmin, named
 from penstock.client.aio_transaction_admin import TransactionAdmin
 from penstock.client.cluster import gather_all, now_ms
@@ -48,7 +49,7 @@ _SPECS: dict[str, int] = {"latest": -1, "earliest": -2, "max_timestamp": -3}
 _VISIBLE_MS = 5_000.0  # How long to wait for a new topic to show; it exists anyway.
 
 
-class AsyncAdminClient(PartitionAdmin, ClusterAdmin, TransactionAdmin):
+class AsyncAdminClient(PartitionAdmin, ClusterAdmin, NodeAdmin, TransactionAdmin):
     """``AdminClient`` for asyncio: the same settings, promises and errors.
 
     Belongs to the event loop on which it is first used; safe for any number of its tasks.

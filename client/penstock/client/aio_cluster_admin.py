@@ -67,33 +67,8 @@ class ClusterAdmin(AdminCalls):
     async def describe_node_configs(self, node_id: int | None = None) -> list[ConfigEntry]:
         """The settings of a node. See ``AdminClient.describe_node_configs``."""
         request = admin_pb2.DescribeNodeConfigsRequest()
-
-        def judge(response: admin_pb2.DescribeNodeConfigsResponse) -> list[ConfigEntry]:
-            raise_if_error(response)
-            return [admin_values.config(entry) for entry in response.entries]
-
-        if node_id is None:
-            return cast(
-                list[ConfigEntry],
-                await self._ask(
-                    "DescribeNodeConfigs", request, judge, stub=admin_pb2_grpc.AdminStub
-                ),
-            )
-        wanted = arguments.whole_number("node_id", node_id, 0, arguments.MAX_INT32)
-        cluster = await self.describe_cluster()
-        known = {broker.node_id for broker in cluster.brokers}
-        if wanted not in known:
-            raise BrokerIdNotRegisteredError.among(wanted, known)
-        self._cluster.metadata.replace_brokers(admin_values.broker_protos(cluster))
-        return judge(
-            await self._cluster.call(
-                wanted,
-                lambda channel: admin_pb2_grpc.AdminStub(channel).DescribeNodeConfigs,
-                request,
-                timeout_ms=READ_MS,
-                what="Admin.DescribeNodeConfigs",
-            )
-        )
+        told = await self._ask_node(node_id, "DescribeNodeConfigs", request, READ_MS)
+        return [admin_values.config(entry) for entry in told.entries]
 
     async def alter_cluster_configs(
         self,

@@ -13,7 +13,9 @@ class BrokerDescription:
     """A registered broker. A fenced one leads nothing.
 
     Its software works at feature levels from ``min_metadata_version`` to ``max_metadata_version``.
-    ``offline_replicas`` counts those that it can't serve though it lives.
+    ``offline_replicas`` counts those that it can't serve though it lives. ``drained_since_ms`` is
+    since when it is drained (milliseconds since 1970), or 0; ``leaderships`` how many partitions it
+    leads, -1 where that is not told.
     """
 
     node_id: int
@@ -26,6 +28,13 @@ class BrokerDescription:
     min_metadata_version: int = 1
     max_metadata_version: int = 1
     offline_replicas: int = 0
+    drained_since_ms: int = 0
+    leaderships: int = -1
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be given replicas and leaderships."""
+        return not self.fenced and not self.in_controlled_shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,7 @@ class PartitionDescription:
 
     ``offline`` are replicas that their live brokers can't serve: a disk failed, a log is damaged.
     ``out_of_sync`` has every replica that is not in ``isr``; it is None where that was not asked.
+    ``min_insync_replicas`` is what is in force for it, 0 where older software does not tell.
     """
 
     partition: int
@@ -75,6 +85,7 @@ class PartitionDescription:
     partition_epoch: int
     offline: tuple[int, ...] = ()
     out_of_sync: tuple[OutOfSyncReplica, ...] | None = None
+    min_insync_replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,44 @@ class ConfigEntry:
     source: str
     documentation: str
     dynamic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryDescription:
+    """A directory of a node; -1 stands for what could not be found out in time.
+
+    ``fsync_us`` is how long a small fsync took just now, in microseconds; ``failure`` why the
+    directory is not used any more, or empty.
+    """
+
+    path: str
+    total_bytes: int
+    free_bytes: int
+    failure: str
+    fsync_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDescription:
+    """What a node says of itself; -1 stands for what its system does not tell.
+
+    ``clock_ms`` is its clock when it answered and ``started_ms`` when it started, in milliseconds
+    since 1970. ``http_address`` is ``metrics.listen``, or empty.
+    """
+
+    node_id: int
+    version: str
+    min_metadata_version: int
+    max_metadata_version: int
+    codec_compiled: bool
+    roles: tuple[str, ...]
+    clock_ms: int
+    started_ms: int
+    directories: tuple[DirectoryDescription, ...]
+    open_descriptors: int
+    max_descriptors: int
+    resident_bytes: int
+    http_address: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,221 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class DrainBrokerRequest(google.protobuf.message.Message):
+    """DrainBrokerRequest drains one broker."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    UNDO_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The node id."""
+    undo: builtins.bool
+    """It may lead again."""
+    timeout_ms: builtins.int
+    """How long to wait for the controller."""
+    def __init__(
+        self,
+        *,
+        node_id: builtins.int = ...,
+        undo: builtins.bool = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "timeout_ms", b"timeout_ms", "undo", b"undo"]) -> None: ...
+
+global___DrainBrokerRequest = DrainBrokerRequest
+
+@typing.final
+class DrainBrokerResponse(google.protobuf.message.Message):
+    """DrainBrokerResponse says what the broker still leads."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    REMAINING_LEADERSHIPS_FIELD_NUMBER: builtins.int
+    remaining_leaderships: builtins.int
+    """Partitions that no other replica in sync can lead."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        remaining_leaderships: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "remaining_leaderships", b"remaining_leaderships"]) -> None: ...
+
+global___DrainBrokerResponse = DrainBrokerResponse
+
+@typing.final
+class DescribeNodeRequest(google.protobuf.message.Message):
+    """DescribeNodeRequest has no parameters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___DescribeNodeRequest = DescribeNodeRequest
+
+@typing.final
+class DescribeNodeResponse(google.protobuf.message.Message):
+    """DescribeNodeResponse is what a node says of itself."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    MAX_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    CODEC_COMPILED_FIELD_NUMBER: builtins.int
+    ROLES_FIELD_NUMBER: builtins.int
+    CLOCK_MS_FIELD_NUMBER: builtins.int
+    STARTED_MS_FIELD_NUMBER: builtins.int
+    DIRECTORIES_FIELD_NUMBER: builtins.int
+    OPEN_DESCRIPTORS_FIELD_NUMBER: builtins.int
+    MAX_DESCRIPTORS_FIELD_NUMBER: builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: builtins.int
+    HTTP_ADDRESS_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The node id."""
+    version: builtins.str
+    """The version of Penstock."""
+    min_metadata_version: builtins.int
+    """The oldest feature level that its software works at."""
+    max_metadata_version: builtins.int
+    """The newest feature level that its software works at."""
+    codec_compiled: builtins.bool
+    """The record codec is the compiled one."""
+    clock_ms: builtins.int
+    """Its clock, in milliseconds since 1970."""
+    started_ms: builtins.int
+    """When the process started, in milliseconds since 1970."""
+    open_descriptors: builtins.int
+    """File descriptors that are open; -1 where the system does not tell, as of the next two."""
+    max_descriptors: builtins.int
+    """How many may be open."""
+    resident_bytes: builtins.int
+    """Resident memory."""
+    http_address: builtins.str
+    """Where its probes and metrics are served over HTTP (metrics.listen), or empty."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    @property
+    def roles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What it plays: broker, controller."""
+
+    @property
+    def directories(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeDirectory]:
+        """The directories that it writes to."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        node_id: builtins.int = ...,
+        version: builtins.str = ...,
+        min_metadata_version: builtins.int = ...,
+        max_metadata_version: builtins.int = ...,
+        codec_compiled: builtins.bool = ...,
+        roles: collections.abc.Iterable[builtins.str] | None = ...,
+        clock_ms: builtins.int = ...,
+        started_ms: builtins.int = ...,
+        directories: collections.abc.Iterable[global___NodeDirectory] | None = ...,
+        open_descriptors: builtins.int = ...,
+        max_descriptors: builtins.int = ...,
+        resident_bytes: builtins.int = ...,
+        http_address: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clock_ms", b"clock_ms", "codec_compiled", b"codec_compiled", "directories", b"directories", "error", b"error", "http_address", b"http_address", "max_descriptors", b"max_descriptors", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "open_descriptors", b"open_descriptors", "resident_bytes", b"resident_bytes", "roles", b"roles", "started_ms", b"started_ms", "version", b"version"]) -> None: ...
+
+global___DescribeNodeResponse = DescribeNodeResponse
+
+@typing.final
+class NodeDirectory(google.protobuf.message.Message):
+    """NodeDirectory is one directory of a node."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    FREE_BYTES_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    FSYNC_US_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """The path."""
+    total_bytes: builtins.int
+    """The size of its disk; -1 where that can't be read, as of the next."""
+    free_bytes: builtins.int
+    """What is free of it for the node."""
+    failure: builtins.str
+    """Why it is not used any more, or empty."""
+    fsync_us: builtins.int
+    """How long a small fsync took just now, in microseconds; -1: it failed, or was not over in time."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        total_bytes: builtins.int = ...,
+        free_bytes: builtins.int = ...,
+        failure: builtins.str = ...,
+        fsync_us: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "free_bytes", b"free_bytes", "fsync_us", b"fsync_us", "path", b"path", "total_bytes", b"total_bytes"]) -> None: ...
+
+global___NodeDirectory = NodeDirectory
+
+@typing.final
+class ReadMetricsRequest(google.protobuf.message.Message):
+    """ReadMetricsRequest has no parameters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReadMetricsRequest = ReadMetricsRequest
+
+@typing.final
+class ReadMetricsResponse(google.protobuf.message.Message):
+    """ReadMetricsResponse carries what /metrics of the node answers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The node id."""
+    text: builtins.str
+    """The metrics in the text format of Prometheus."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        node_id: builtins.int = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "node_id", b"node_id", "text", b"text"]) -> None: ...
+
+global___ReadMetricsResponse = ReadMetricsResponse
+
+@typing.final
 class DescribeNodeConfigsRequest(google.protobuf.message.Message):
     """DescribeNodeConfigsRequest has no parameters."""
 

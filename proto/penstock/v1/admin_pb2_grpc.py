@@ -105,6 +105,21 @@ class AdminStub(object):
                 request_serializer=penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsResponse.FromString,
                 _registered_method=True)
+        self.DrainBroker = channel.unary_unary(
+                '/penstock.v1.Admin/DrainBroker',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.DrainBrokerRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.DrainBrokerResponse.FromString,
+                _registered_method=True)
+        self.DescribeNode = channel.unary_unary(
+                '/penstock.v1.Admin/DescribeNode',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeResponse.FromString,
+                _registered_method=True)
+        self.ReadMetrics = channel.unary_unary(
+                '/penstock.v1.Admin/ReadMetrics',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.ReadMetricsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.ReadMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -209,6 +224,27 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainBroker(self, request, context):
+        """DrainBroker hands a broker's leaderships to others, or lets it have them again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeNode(self, request, context):
+        """DescribeNode tells how the node that is asked is: its software, clock, disks and process.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadMetrics(self, request, context):
+        """ReadMetrics tells the metrics of the node that is asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -281,6 +317,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.AlterClusterConfigs,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsResponse.SerializeToString,
+            ),
+            'DrainBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainBroker,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.DrainBrokerRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.DrainBrokerResponse.SerializeToString,
+            ),
+            'DescribeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeNode,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeResponse.SerializeToString,
+            ),
+            'ReadMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadMetrics,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.ReadMetricsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.ReadMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -662,6 +713,87 @@ class Admin(object):
             '/penstock.v1.Admin/AlterClusterConfigs',
             penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsRequest.SerializeToString,
             penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DrainBroker',
+            penstock_dot_v1_dot_admin__pb2.DrainBrokerRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.DrainBrokerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DescribeNode',
+            penstock_dot_v1_dot_admin__pb2.DescribeNodeRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.DescribeNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/ReadMetrics',
+            penstock_dot_v1_dot_admin__pb2.ReadMetricsRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.ReadMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

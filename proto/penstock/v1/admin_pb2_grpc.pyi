@@ -105,6 +105,24 @@ class AdminStub:
     ]
     """AlterClusterConfigs sets and resets settings that the whole cluster shares."""
 
+    DrainBroker: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.DrainBrokerRequest,
+        penstock.v1.admin_pb2.DrainBrokerResponse,
+    ]
+    """DrainBroker hands a broker's leaderships to others, or lets it have them again."""
+
+    DescribeNode: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.DescribeNodeRequest,
+        penstock.v1.admin_pb2.DescribeNodeResponse,
+    ]
+    """DescribeNode tells how the node that is asked is: its software, clock, disks and process."""
+
+    ReadMetrics: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.ReadMetricsRequest,
+        penstock.v1.admin_pb2.ReadMetricsResponse,
+    ]
+    """ReadMetrics tells the metrics of the node that is asked."""
+
 class AdminAsyncStub:
     """Admin is what tools ask of any broker; the broker forwards changes to the active controller."""
 
@@ -191,6 +209,24 @@ class AdminAsyncStub:
         penstock.v1.admin_pb2.AlterClusterConfigsResponse,
     ]
     """AlterClusterConfigs sets and resets settings that the whole cluster shares."""
+
+    DrainBroker: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.DrainBrokerRequest,
+        penstock.v1.admin_pb2.DrainBrokerResponse,
+    ]
+    """DrainBroker hands a broker's leaderships to others, or lets it have them again."""
+
+    DescribeNode: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.DescribeNodeRequest,
+        penstock.v1.admin_pb2.DescribeNodeResponse,
+    ]
+    """DescribeNode tells how the node that is asked is: its software, clock, disks and process."""
+
+    ReadMetrics: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.ReadMetricsRequest,
+        penstock.v1.admin_pb2.ReadMetricsResponse,
+    ]
+    """ReadMetrics tells the metrics of the node that is asked."""
 
 class AdminServicer(metaclass=abc.ABCMeta):
     """Admin is what tools ask of any broker; the broker forwards changes to the active controller."""
@@ -306,5 +342,29 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.admin_pb2.AlterClusterConfigsResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.AlterClusterConfigsResponse]]:
         """AlterClusterConfigs sets and resets settings that the whole cluster shares."""
+
+    @abc.abstractmethod
+    def DrainBroker(
+        self,
+        request: penstock.v1.admin_pb2.DrainBrokerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.DrainBrokerResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.DrainBrokerResponse]]:
+        """DrainBroker hands a broker's leaderships to others, or lets it have them again."""
+
+    @abc.abstractmethod
+    def DescribeNode(
+        self,
+        request: penstock.v1.admin_pb2.DescribeNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.DescribeNodeResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.DescribeNodeResponse]]:
+        """DescribeNode tells how the node that is asked is: its software, clock, disks and process."""
+
+    @abc.abstractmethod
+    def ReadMetrics(
+        self,
+        request: penstock.v1.admin_pb2.ReadMetricsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.ReadMetricsResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.ReadMetricsResponse]]:
+        """ReadMetrics tells the metrics of the node that is asked."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -95,6 +95,7 @@ class BrokerRecord(google.protobuf.message.Message):
     MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
     MAX_METADATA_VERSION_FIELD_NUMBER: builtins.int
     WHOLE_SINCE_BROKER_EPOCH_FIELD_NUMBER: builtins.int
+    DRAINED_SINCE_MS_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     broker_epoch: builtins.int
@@ -119,6 +120,11 @@ class BrokerRecord(google.protobuf.message.Message):
     """Disks that hold all that was acknowledged up to the end of this broker epoch lack nothing, as
     no registration since was let in; 0: only those that have what was under broker_epoch.
     """
+    drained_since_ms: builtins.int
+    """Since when the broker is drained, in milliseconds since 1970; 0: it is not. A drained broker
+    leads only what no other replica in sync can lead. A new registration ends it. Since
+    metadata.version 6.
+    """
     def __init__(
         self,
         *,
@@ -133,8 +139,9 @@ class BrokerRecord(google.protobuf.message.Message):
         min_metadata_version: builtins.int = ...,
         max_metadata_version: builtins.int = ...,
         whole_since_broker_epoch: builtins.int = ...,
+        drained_since_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "rack", b"rack", "whole_since_broker_epoch", b"whole_since_broker_epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "drained_since_ms", b"drained_since_ms", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "rack", b"rack", "whole_since_broker_epoch", b"whole_since_broker_epoch"]) -> None: ...
 
 global___BrokerRecord = BrokerRecord
 
@@ -461,6 +468,7 @@ class Command(google.protobuf.message.Message):
     ALTER_CLUSTER_CONFIGS_FIELD_NUMBER: builtins.int
     RAISE_METADATA_VERSION_FIELD_NUMBER: builtins.int
     REPORT_REPLICAS_FIELD_NUMBER: builtins.int
+    DRAIN_BROKER_FIELD_NUMBER: builtins.int
     controller_epoch: builtins.int
     """The Raft term of the controller that proposed it; an older one than the state's is refused
     on apply.
@@ -537,6 +545,10 @@ class Command(google.protobuf.message.Message):
     def report_replicas(self) -> global___ReportReplicasCommand:
         """A broker says which of its replicas it can't serve. Since metadata.version 3."""
 
+    @property
+    def drain_broker(self) -> global___DrainBrokerCommand:
+        """A broker is drained of its leaderships, or may have them again. Since metadata.version 6."""
+
     def __init__(
         self,
         *,
@@ -559,10 +571,11 @@ class Command(google.protobuf.message.Message):
         alter_cluster_configs: global___AlterClusterConfigsCommand | None = ...,
         raise_metadata_version: global___RaiseMetadataVersionCommand | None = ...,
         report_replicas: global___ReportReplicasCommand | None = ...,
+        drain_broker: global___DrainBrokerCommand | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "report_replicas", b"report_replicas", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "report_replicas", b"report_replicas", "sequence", b"sequence", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["become_controller", "register_broker", "unregister_broker", "unfence_broker", "fence_broker", "controlled_shutdown", "create_topic", "delete_topic", "create_partitions", "alter_topic_configs", "alter_partition", "allocate_producer_ids", "elect_leaders", "alter_reassignments", "alter_cluster_configs", "raise_metadata_version", "report_replicas"] | None: ...
+    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "drain_broker", b"drain_broker", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "report_replicas", b"report_replicas", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "drain_broker", b"drain_broker", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "report_replicas", b"report_replicas", "sequence", b"sequence", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["become_controller", "register_broker", "unregister_broker", "unfence_broker", "fence_broker", "controlled_shutdown", "create_topic", "delete_topic", "create_partitions", "alter_topic_configs", "alter_partition", "allocate_producer_ids", "elect_leaders", "alter_reassignments", "alter_cluster_configs", "raise_metadata_version", "report_replicas", "drain_broker"] | None: ...
 
 global___Command = Command
 
@@ -581,6 +594,7 @@ class CommandResult(google.protobuf.message.Message):
     CONTROLLED_SHUTDOWN_FIELD_NUMBER: builtins.int
     ELECT_LEADERS_FIELD_NUMBER: builtins.int
     ALTER_REASSIGNMENTS_FIELD_NUMBER: builtins.int
+    DRAIN_BROKER_FIELD_NUMBER: builtins.int
     index: builtins.int
     """The index that the command was applied at; in an answer to ExecuteAdmin, the index at which
     its effect can be seen, which is an earlier one when it changed nothing.
@@ -617,6 +631,10 @@ class CommandResult(google.protobuf.message.Message):
     def alter_reassignments(self) -> global___AlterReassignmentsResult:
         """For AlterReassignmentsCommand."""
 
+    @property
+    def drain_broker(self) -> global___DrainBrokerResult:
+        """For DrainBrokerCommand."""
+
     def __init__(
         self,
         *,
@@ -629,10 +647,11 @@ class CommandResult(google.protobuf.message.Message):
         controlled_shutdown: global___ControlledShutdownResult | None = ...,
         elect_leaders: global___ElectLeadersResult | None = ...,
         alter_reassignments: global___AlterReassignmentsResult | None = ...,
+        drain_broker: global___DrainBrokerResult | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_topic", b"create_topic", "elect_leaders", b"elect_leaders", "error", b"error", "register_broker", b"register_broker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_topic", b"create_topic", "elect_leaders", b"elect_leaders", "error", b"error", "index", b"index", "register_broker", b"register_broker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["register_broker", "create_topic", "alter_partition", "allocate_producer_ids", "controlled_shutdown", "elect_leaders", "alter_reassignments"] | None: ...
+    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_topic", b"create_topic", "drain_broker", b"drain_broker", "elect_leaders", b"elect_leaders", "error", b"error", "register_broker", b"register_broker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_topic", b"create_topic", "drain_broker", b"drain_broker", "elect_leaders", b"elect_leaders", "error", b"error", "index", b"index", "register_broker", b"register_broker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["register_broker", "create_topic", "alter_partition", "allocate_producer_ids", "controlled_shutdown", "elect_leaders", "alter_reassignments", "drain_broker"] | None: ...
 
 global___CommandResult = CommandResult
 
@@ -852,6 +871,50 @@ class ControlledShutdownResult(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["remaining_leaderships", b"remaining_leaderships"]) -> None: ...
 
 global___ControlledShutdownResult = ControlledShutdownResult
+
+@typing.final
+class DrainBrokerCommand(google.protobuf.message.Message):
+    """DrainBrokerCommand hands a live broker's leaderships to others in sync, and keeps it from being
+    chosen while another in sync lives. It stays in sync itself.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    SINCE_MS_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The node id."""
+    since_ms: builtins.int
+    """When it was asked for, in milliseconds since 1970; draining a drained broker keeps the first.
+    0: the broker may lead again.
+    """
+    def __init__(
+        self,
+        *,
+        node_id: builtins.int = ...,
+        since_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "since_ms", b"since_ms"]) -> None: ...
+
+global___DrainBrokerCommand = DrainBrokerCommand
+
+@typing.final
+class DrainBrokerResult(google.protobuf.message.Message):
+    """DrainBrokerResult says what the broker still leads."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REMAINING_LEADERSHIPS_FIELD_NUMBER: builtins.int
+    remaining_leaderships: builtins.int
+    """Partitions that no other replica in sync can lead."""
+    def __init__(
+        self,
+        *,
+        remaining_leaderships: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["remaining_leaderships", b"remaining_leaderships"]) -> None: ...
+
+global___DrainBrokerResult = DrainBrokerResult
 
 @typing.final
 class CreateTopicCommand(google.protobuf.message.Message):

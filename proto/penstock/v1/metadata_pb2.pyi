@@ -152,6 +152,8 @@ class BrokerDescription(google.protobuf.message.Message):
     MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
     MAX_METADATA_VERSION_FIELD_NUMBER: builtins.int
     OFFLINE_REPLICA_COUNT_FIELD_NUMBER: builtins.int
+    DRAINED_SINCE_MS_FIELD_NUMBER: builtins.int
+    LEADER_COUNT_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     host: builtins.str
@@ -172,6 +174,10 @@ class BrokerDescription(google.protobuf.message.Message):
     """The newest feature level that its software works at."""
     offline_replica_count: builtins.int
     """How many replicas it can't serve, though it lives: a disk failed, or a log is damaged."""
+    drained_since_ms: builtins.int
+    """Since when the broker is drained, in milliseconds since 1970; 0: it is not."""
+    leader_count: builtins.int
+    """How many partitions it leads; absent: told by older software."""
     def __init__(
         self,
         *,
@@ -185,8 +191,12 @@ class BrokerDescription(google.protobuf.message.Message):
         min_metadata_version: builtins.int = ...,
         max_metadata_version: builtins.int = ...,
         offline_replica_count: builtins.int = ...,
+        drained_since_ms: builtins.int = ...,
+        leader_count: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "offline_replica_count", b"offline_replica_count", "port", b"port", "rack", b"rack"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_leader_count", b"_leader_count", "leader_count", b"leader_count"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_leader_count", b"_leader_count", "broker_epoch", b"broker_epoch", "drained_since_ms", b"drained_since_ms", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "leader_count", b"leader_count", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "offline_replica_count", b"offline_replica_count", "port", b"port", "rack", b"rack"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_leader_count", b"_leader_count"]) -> typing.Literal["leader_count"] | None: ...
 
 global___BrokerDescription = BrokerDescription
 
@@ -348,6 +358,7 @@ class PartitionDescription(google.protobuf.message.Message):
     PARTITION_EPOCH_FIELD_NUMBER: builtins.int
     OFFLINE_REPLICAS_FIELD_NUMBER: builtins.int
     OUT_OF_SYNC_FIELD_NUMBER: builtins.int
+    MIN_INSYNC_REPLICAS_FIELD_NUMBER: builtins.int
     partition: builtins.int
     """The number."""
     leader: builtins.int
@@ -356,6 +367,8 @@ class PartitionDescription(google.protobuf.message.Message):
     """The leader epoch."""
     partition_epoch: builtins.int
     """The partition epoch."""
+    min_insync_replicas: builtins.int
+    """The topic's min.insync.replicas in force for this partition; 0: told by older software."""
     @property
     def replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The replicas, the preferred leader first."""
@@ -390,8 +403,9 @@ class PartitionDescription(google.protobuf.message.Message):
         partition_epoch: builtins.int = ...,
         offline_replicas: collections.abc.Iterable[builtins.int] | None = ...,
         out_of_sync: collections.abc.Iterable[global___OutOfSyncReplica] | None = ...,
+        min_insync_replicas: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "offline_replicas", b"offline_replicas", "out_of_sync", b"out_of_sync", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "min_insync_replicas", b"min_insync_replicas", "offline_replicas", b"offline_replicas", "out_of_sync", b"out_of_sync", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas"]) -> None: ...
 
 global___PartitionDescription = PartitionDescription
 

@@ -36,6 +36,7 @@ ADMIN_COMMANDS: Final = frozenset(
         "alter_cluster_configs",
         "raise_metadata_version",
         "unregister_broker",
+        "drain_broker",
     }
 )
 """What brokers may forward for an administrator. The rest is between broker and controller."""

@@ -347,7 +347,17 @@ def servicer_of(
     image: MetadataImage, controllers: FakeControllers, replica_ends: ReplicaEnds
 ) -> AdminServicer:
     entry = admin_pb2.ConfigEntry(key="node.id", value="1", source="node file")
-    return AdminServicer(1, image, controllers, replica_ends, lambda: [entry])
+    return AdminServicer(1, image, controllers, replica_ends, lambda: [entry], node=FakeNode())
+
+
+class FakeNode:
+    """Tells of itself as scripted."""
+
+    async def describe(self) -> admin_pb2.DescribeNodeResponse:
+        return admin_pb2.DescribeNodeResponse(node_id=1, version="0.1")
+
+    async def metrics(self) -> str:
+        return "penstock_probe 7.0\n"
 
 
 class FakeControllers:

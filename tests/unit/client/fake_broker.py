@@ -167,6 +167,7 @@ class FakeCluster:
         self.altered: list[admin_pb2.AlterQuorumRequest] = []
         self.asked_ids: list[bytes] = []  # Of topics to make, request by request.
         self.unregistered: list[int] = []
+        self.drained: list[tuple[int, bool]] = []
         self.lost_answers = 0  # So many changes take effect and are not answered.
         self.lost_as = grpc.StatusCode.UNAVAILABLE
         self.appended = asyncio.Condition()

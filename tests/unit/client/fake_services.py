@@ -443,6 +443,35 @@ class FakeServices(
         await self._lose(context)
         return response
 
+    async def DrainBroker(self, request: Any, context: Any) -> Any:
+        self.cluster.drained.append((request.node_id, request.undo))
+        await self._lose(context)
+        return admin_pb2.DrainBrokerResponse(remaining_leaderships=3)
+
+    async def DescribeNode(self, request: Any, context: Any) -> Any:
+        directory = admin_pb2.NodeDirectory(
+            path="/data", total_bytes=9, free_bytes=8, failure="bad", fsync_us=-1
+        )
+        return admin_pb2.DescribeNodeResponse(
+            node_id=self.node.number,
+            version="1.2",
+            min_metadata_version=1,
+            max_metadata_version=6,
+            codec_compiled=True,
+            roles=["broker"],
+            clock_ms=20,
+            started_ms=10,
+            directories=[directory],
+            open_descriptors=5,
+            max_descriptors=7,
+            resident_bytes=11,
+            http_address="h:1",
+        )
+
+    async def ReadMetrics(self, request: Any, context: Any) -> Any:
+        text = f"penstock_probe {self.node.number}.0\n"
+        return admin_pb2.ReadMetricsResponse(node_id=self.node.number, text=text)
+
     async def UnregisterBroker(self, request: Any, context: Any) -> Any:
         response = admin_pb2.UnregisterBrokerResponse()
         if (

@@ -274,6 +274,24 @@ def report(draw: st.DrawFn) -> Any:
     return step
 
 
+def drain(draw: st.DrawFn) -> Any:
+    body = cluster_pb2.DrainBrokerCommand(
+        node_id=draw(nodes), since_ms=draw(st.sampled_from([0, 1, 1, 2, -1]))
+    )
+
+    def step(driver: Driver) -> None:
+        before = dict(driver.state.all_partitions())
+        result = driver.run(drain_broker=body)
+        now = dict(driver.state.all_partitions())
+        for key, partition in now.items():
+            assert partition.isr == before[key].isr, "nobody leaves the in-sync set"
+        if not result.HasField("error"):
+            led = sum(partition.leader == body.node_id for partition in now.values())
+            assert result.drain_broker.remaining_leaderships == led
+
+    return step
+
+
 def restart_controller(draw: st.DrawFn) -> Any:
     def step(driver: Driver) -> None:
         driver.restored = ClusterState.restore(driver.state.snapshot())
@@ -290,6 +308,8 @@ STEPS: dict[str, Any] = {
     "configure": configure,
     "create": create,
     "delete": delete,
+    "drain": drain,
+    "drain again": drain,
     "elect": elect,
     "fence": about_broker("fence_broker", cluster_pb2.FenceBrokerCommand),
     "fence again": about_broker("fence_broker", cluster_pb2.FenceBrokerCommand),

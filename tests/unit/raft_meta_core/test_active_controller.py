@@ -506,6 +506,18 @@ def test_below_the_threshold_leaderships_stay(shell: Shell) -> None:
     assert shell.driver.state.leader_count(1) == 2
 
 
+def test_what_a_drained_broker_prefers_stays_away_until_it_may_lead_again(shell: Shell) -> None:
+    beating = in_sync_but_not_leading(shell)
+    drain = cluster_pb2.DrainBrokerCommand(node_id=1, since_ms=1)
+    assert not shell.apply(None, drain_broker=drain).HasField("error")
+    shell.run_until(shell.now_ms + 60_000, beating=beating)
+    assert "elect_leaders" not in shell.proposed
+    undo = cluster_pb2.DrainBrokerCommand(node_id=1)
+    assert not shell.apply(None, drain_broker=undo).HasField("error")
+    shell.run_until(shell.now_ms + 5_000, beating=beating)
+    assert shell.driver.state.leader_count(1) == 2
+
+
 def test_a_new_active_controller_goes_by_what_the_cluster_shares(shell: Shell) -> None:
     beating = in_sync_but_not_leading(shell)
     configure(shell, leader_imbalance_enable="false")

@@ -70,6 +70,7 @@ class MetadataImage:
         self.cluster_configs: dict[str, str] = {}  # Replaced whole.
         self.brokers: dict[int, cluster_pb2.BrokerRecord] = {}
         self.offline_counts: Counter[int] = Counter()  # Replicas that a live broker can't serve.
+        self.leader_counts: Counter[int] = Counter()  # Partitions by the node that leads them.
         self._deleted: dict[bytes, None] = {}  # Ids, the latest last.
         self._topics: dict[TopicId, Topic] = {}
         self._ids: dict[str, TopicId] = {}  # Exactly the names of _topics.
@@ -184,14 +185,20 @@ class MetadataImage:
         kept = self._topics[TopicId(record.topic_id)].partitions
         before = kept.get(record.partition)
         if before is not None:
-            self.offline_counts.subtract(before.offline_replicas)
-        self.offline_counts.update(record.offline_replicas)
+            self._count(before, -1)
+        self._count(record, 1)
         kept[record.partition] = record
+
+    def _count(self, record: cluster_pb2.PartitionRecord, step: int) -> None:
+        for node_id in record.offline_replicas:
+            self.offline_counts[node_id] += step
+        if record.leader >= 0:
+            self.leader_counts[record.leader] += step
 
     def _remove(self, topic_id: TopicId) -> Topic | None:
         topic = self._topics.pop(topic_id, None)
         for record in () if topic is None else topic.partitions.values():
-            self.offline_counts.subtract(record.offline_replicas)
+            self._count(record, -1)
         if topic is not None and self._ids.get(topic.name) == topic_id:
             del self._ids[topic.name]
         return topic

@@ -49,6 +49,18 @@ class AdminControllers(VersionedControllers, Protocol):
         ...
 
 
+class NodeReports(Protocol):
+    """What the node tells of itself; penstock.broker.node_facts.NodeFacts is the real one."""
+
+    async def describe(self) -> admin_pb2.DescribeNodeResponse:
+        """Its software, clock, disks and process."""
+        ...
+
+    async def metrics(self) -> str:
+        """Its metrics, as text."""
+        ...
+
+
 class AdminServicer(AdminServicerBase):
     """Forwards, and answers once this broker itself has seen the change."""
 
@@ -59,12 +71,15 @@ class AdminServicer(AdminServicerBase):
         controllers: AdminControllers,
         replica_ends: ReplicaEnds,
         describe_configs: DescribeConfigs,
+        *,
+        node: NodeReports,
     ) -> None:
         self._node_id = node_id
         self._image = image
         self._controllers = controllers
         self._reassignments = Reassignments(image, controllers, replica_ends)
         self._cluster = ClusterAdmin(image, controllers, describe_configs)
+        self._node = node
 
     async def CreateTopics(
         self, request: admin_pb2.CreateTopicsRequest, context: Any
@@ -211,6 +226,25 @@ class AdminServicer(AdminServicerBase):
     ) -> admin_pb2.AlterClusterConfigsResponse:
         """Set and reset settings that the whole cluster shares."""
         return await self._cluster.alter_configs(request)
+
+    async def DrainBroker(
+        self, request: admin_pb2.DrainBrokerRequest, context: Any
+    ) -> admin_pb2.DrainBrokerResponse:
+        """Hand a broker's leaderships over, or let it have them again."""
+        return await self._cluster.drain_broker(request)
+
+    async def DescribeNode(
+        self, request: admin_pb2.DescribeNodeRequest, context: Any
+    ) -> admin_pb2.DescribeNodeResponse:
+        """How this node is."""
+        return await self._node.describe()
+
+    async def ReadMetrics(
+        self, request: admin_pb2.ReadMetricsRequest, context: Any
+    ) -> admin_pb2.ReadMetricsResponse:
+        """The metrics of this node."""
+        text = await self._node.metrics()
+        return admin_pb2.ReadMetricsResponse(node_id=self._node_id, text=text)
 
     async def _create_topic(
         self, wish: cluster_pb2.CreateTopicCommand, timeout_ms: int

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.service.reassignments import CATCH_UP_MS, DEFAULT_TIMEOUT_MS
 from penstock.broker.topics import Controllers
+from penstock.raft_meta.core.versions import DRAINS_SINCE
 from penstock.v1 import admin_pb2, cluster_pb2
 from penstock.wire.errors import (
+    InvalidRequestError,
     PenstockError,
     UnsupportedMetadataVersionError,
     error_from_proto,
@@ -82,14 +85,42 @@ class ClusterAdmin:
             return admin_pb2.RaiseMetadataVersionResponse(error=error.to_proto())
         return admin_pb2.RaiseMetadataVersionResponse(metadata_version=wanted)
 
+    async def drain_broker(
+        self, request: admin_pb2.DrainBrokerRequest
+    ) -> admin_pb2.DrainBrokerResponse:
+        """Drain a broker, or take that back; the time is this broker's."""
+        since_ms = 0 if request.undo else time.time_ns() // 1_000_000
+        command = cluster_pb2.DrainBrokerCommand(node_id=request.node_id, since_ms=since_ms)
+        try:
+            result = await self._execute(
+                cluster_pb2.Command(drain_broker=command), request.timeout_ms
+            )
+        except PenstockError as error:
+            if isinstance(error, InvalidRequestError) and self._is_below(DRAINS_SINCE):
+                # An active controller of older software does not even know the command.
+                error = UnsupportedMetadataVersionError(
+                    f"draining needs metadata.version {DRAINS_SINCE}, and the cluster works at "
+                    f"{self._image.metadata_version}: install this Penstock on every node, and run "
+                    "`penstock cluster upgrade`"
+                )
+            return admin_pb2.DrainBrokerResponse(error=error.to_proto())
+        remaining = result.drain_broker.remaining_leaderships
+        return admin_pb2.DrainBrokerResponse(remaining_leaderships=remaining)
+
+    def _is_below(self, version: int) -> bool:
+        return self._image.metadata_version < version
+
     def _newest(self, known: int) -> int:
         """What all support; at least what is in force."""
         supported = [max(record.max_metadata_version, 1) for record in self._image.brokers.values()]
         return max(min([known, *supported]), self._image.metadata_version)
 
-    async def _execute(self, command: cluster_pb2.Command, timeout_ms: int) -> None:
+    async def _execute(
+        self, command: cluster_pb2.Command, timeout_ms: int
+    ) -> cluster_pb2.CommandResult:
         """Carry the command out and wait until its effect can be seen here, or raise."""
         result = await self._controllers.execute_admin(command, timeout_ms or DEFAULT_TIMEOUT_MS)
         if result.HasField("error"):
             raise error_from_proto(result.error)
         await self._controllers.wait_for_index(result.index, CATCH_UP_MS)
+        return result

@@ -45,7 +45,7 @@ def nobody_knows(
 
 
 def describe_broker(
-    record: cluster_pb2.BrokerRecord, offline_replica_count: int
+    record: cluster_pb2.BrokerRecord, offline_replica_count: int, leader_count: int
 ) -> metadata_pb2.BrokerDescription:
     """A broker as clients may know it."""
     return metadata_pb2.BrokerDescription(
@@ -59,6 +59,8 @@ def describe_broker(
         min_metadata_version=record.min_metadata_version,
         max_metadata_version=record.max_metadata_version,
         offline_replica_count=offline_replica_count,
+        drained_since_ms=record.drained_since_ms,
+        leader_count=leader_count,
     )
 
 
@@ -79,6 +81,7 @@ def describe_topic(topic: Topic) -> metadata_pb2.TopicDescription:
                 elr=record.elr,
                 partition_epoch=record.partition_epoch,
                 offline_replicas=record.offline_replicas,
+                min_insync_replicas=record.min_insync_replicas,
             )
             for number, record in sorted(topic.partitions.items())
         ],
@@ -233,9 +236,9 @@ class MetadataServicer(MetadataServicerBase):
         return self._told(missed.watched_by(watcher.topics), missed.brokers)
 
     def _brokers(self) -> list[metadata_pb2.BrokerDescription]:
-        offline = self._image.offline_counts
+        offline, led = self._image.offline_counts, self._image.leader_counts
         return [
-            describe_broker(record, offline[node_id])
+            describe_broker(record, offline[node_id], led[node_id])
             for node_id, record in sorted(self._image.brokers.items())
         ]
 

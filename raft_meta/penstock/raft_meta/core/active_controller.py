@@ -449,7 +449,9 @@ class ActiveController:
             if partition.leader == preferred or preferred not in partition.isr:
                 continue
             broker = self._state.brokers.get(preferred)
-            if preferred in lacking and broker is not None and broker.usable:
+            if preferred not in lacking or broker is None or not broker.usable:
+                continue
+            if not broker.drained_since_ms:
                 command.partitions.add(topic_id=topic_id, partition=number)
                 if len(command.partitions) == self._times.balance_batch:
                     break

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from penstock.raft_meta.core import (
     broker_commands,
     cluster_commands,
+    drain_commands,
     partition_commands,
     reassignment_commands,
     topic_commands,
@@ -25,6 +26,7 @@ from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition, Topic
 from penstock.raft_meta.core.tables import Draft, PartitionKey, Tables
 from penstock.raft_meta.core.validation import validate
 from penstock.raft_meta.core.versions import (
+    DRAINS_SINCE,
     SoftwareTooOldError,
     require_known,
 )
@@ -66,6 +68,7 @@ COMMANDS: Final[Mapping[str, CommandKind]] = {
     "alter_reassignments": CommandKind(reassignment_commands.alter_reassignments, 2),
     "alter_cluster_configs": CommandKind(cluster_commands.alter_configs, 2),
     "report_replicas": CommandKind(partition_commands.report_replicas, 3),
+    "drain_broker": CommandKind(drain_commands.drain, DRAINS_SINCE),
     "raise_metadata_version": CommandKind(cluster_commands.raise_version, 1),
 }
 """Every command but become_controller, which comes before there is an epoch to check."""

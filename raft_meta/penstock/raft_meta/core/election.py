@@ -13,6 +13,8 @@ and Kafka's PartitionChangeBuilder:
   else a leader that shuts down on purpose stays while it lives, else the first usable eligible
   leader replica leads, else (unclean, where allowed) the first usable replica, else nobody.
   A replica that is only being added may be empty: it leads uncleanly by an operator's order alone.
+- One that is drained leads only for want of another in that place: it gives way to any usable
+  replica in sync that is not drained, and of equals it comes last.
 - A replica that its live broker can't serve (``offline``: a failed disk, a damaged log) counts as
   one whose broker restarted uncleanly, and is not elected before it is online again.
 - The leader epoch rises with every change of the leader, the partition epoch with every change.
@@ -20,7 +22,7 @@ and Kafka's PartitionChangeBuilder:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.raft_meta.core.model import NO_LEADER, Partition
@@ -31,8 +33,8 @@ class Rules:
     """What a decision about a partition rests on besides the partition.
 
     ``usable(node)``: may be given leadership (unfenced, not shutting down). ``alive(node)``: may
-    keep it (unfenced). ``min_isr`` and ``unclean``: the topic's configs in force. ``ordered``: an
-    operator orders an election, though it be unclean.
+    keep it (unfenced). ``drained(node)``: is to be spared it. ``min_isr`` and ``unclean``: the
+    topic's configs in force. ``ordered``: an operator orders an election, though it be unclean.
     """
 
     usable: Callable[[int], bool]
@@ -40,6 +42,7 @@ class Rules:
     min_isr: int
     unclean: bool
     ordered: bool = False
+    drained: Callable[[int], bool] = lambda _: False
 
 
 def in_order(partition: Partition, members: Collection[int]) -> tuple[int, ...]:
@@ -192,6 +195,16 @@ def _first(nodes: Iterable[int], accept: Callable[[int], bool]) -> int:
     return next((node for node in nodes if accept(node)), NO_LEADER)
 
 
+def _first_spared(
+    nodes: Sequence[int], usable: Callable[[int], bool], rules: Rules, current: int = NO_LEADER
+) -> int:
+    """The first usable one that is not drained, else ``current`` if usable, else the first."""
+    leader = _first(nodes, lambda node: usable(node) and not rules.drained(node))
+    if leader != NO_LEADER:
+        return leader
+    return current if current in nodes and usable(current) else _first(nodes, usable)
+
+
 def _elect(
     partition: Partition, rules: Rules, isr: tuple[int, ...], eligible: tuple[int, ...]
 ) -> tuple[int, bool]:
@@ -201,16 +214,17 @@ def _elect(
     def usable(node: int) -> bool:
         return node not in offline and rules.usable(node)
 
-    if current in isr and usable(current):
+    if current in isr and usable(current) and not rules.drained(current):
         return current, True
-    leader = _first(isr, usable)
+    leader = _first_spared(isr, usable, rules, current)
     if leader == NO_LEADER and current in isr and current not in offline and rules.alive(current):
         leader = current
     if leader == NO_LEADER:
-        leader = _first(eligible, usable)
+        leader = _first_spared(eligible, usable, rules)
     if leader == NO_LEADER and (rules.unclean or rules.ordered):
-        leader = _first((n for n in partition.replicas if n not in partition.adding), usable)
+        old = [node for node in partition.replicas if node not in partition.adding]
+        leader = _first_spared(old, usable, rules)
         if leader == NO_LEADER and rules.ordered:
-            leader = _first(partition.adding, usable)
+            leader = _first_spared(partition.adding, usable, rules)
         return leader, leader == NO_LEADER
     return leader, True

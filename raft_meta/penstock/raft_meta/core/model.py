@@ -33,6 +33,8 @@ class Broker(NamedTuple):
     min_version: int = 1
     max_version: int = 1
     whole_since_epoch: int = 0
+    drained_since_ms: int = 0
+    """Since when it is to lead only what no other in sync can lead; 0: it is not drained."""
 
     @property
     def usable(self) -> bool:
@@ -53,6 +55,7 @@ class Broker(NamedTuple):
             min_metadata_version=self.min_version,
             max_metadata_version=self.max_version,
             whole_since_broker_epoch=self.whole_since_epoch,
+            drained_since_ms=self.drained_since_ms,
         )
 
     @classmethod
@@ -70,6 +73,7 @@ class Broker(NamedTuple):
             max(record.min_metadata_version, 1),
             max(record.max_metadata_version, 1),
             record.whole_since_broker_epoch,
+            record.drained_since_ms,
         )
 
 

@@ -49,7 +49,8 @@ def alter_partition(
     A leader may send a wish again and again, and give it up once it is answered: what is judged by
     the registrations of its members is judged once, for its partition epoch is over then.
     NEW_LEADER_ELECTED says that the change took effect and that it ended the leadership: the
-    leader shuts down, or the replicas have moved, and now another in-sync replica can lead.
+    leader shuts down or is drained, or the replicas have moved, and now another in-sync replica
+    can lead.
     """
     leader = require_registration(draft, command.node_id, command.broker_epoch)
     for entry in command.partitions:
@@ -84,10 +85,16 @@ def _alter_one(draft: Draft, leader: Broker, entry: cluster_pb2.AlterPartitionEn
         draft.put_partition(key, revised)
     now = draft.partition(key) or revised
     if now.leader != leader.node_id:
-        why = "shuts down" if leader.node_id in now.replicas else "has handed its replica over"
+        why = _why_replaced(leader, now)
         raise NewLeaderElectedError(
             f"broker {leader.node_id} {why}, and broker {now.leader} now leads {name}"
         )
+
+
+def _why_replaced(leader: Broker, now: Partition) -> str:
+    if leader.node_id not in now.replicas:
+        return "has handed its replica over"
+    return "shuts down" if leader.in_controlled_shutdown else "is drained"
 
 
 def _check_authority(
@@ -254,7 +261,8 @@ def _elect_preferred(draft: Draft, name: str, _: PartitionKey, partition: Partit
     if partition.leader == preferred:
         raise ElectionNotNeededError(f"{name} is led by its preferred leader {preferred} already")
     offline = preferred in partition.offline
-    if preferred not in partition.isr or offline or not draft.usable(preferred):
+    able = preferred in partition.isr and not offline and draft.usable(preferred)
+    if not able or draft.drained(preferred):
         raise PreferredLeaderNotAvailableError(
             f"broker {preferred}, the preferred leader of {name}, "
             f"{_why_not_leading(draft, preferred, partition)}"
@@ -282,6 +290,11 @@ def _why_not_leading(draft: Draft, preferred: int, partition: Partition) -> str:
             "is not in sync; next: wait until it is among `Isr` in `penstock topics describe`, "
             "and it leads again"
         )
+    if draft.usable(preferred):
+        return (
+            f"is drained; next: `penstock drain {preferred} --undo`, or start it anew, and it "
+            "leads again"
+        )
     return "is shutting down; next: start it again, and it leads once it is in sync"
 
 
@@ -295,6 +308,7 @@ def _elect_unclean(draft: Draft, name: str, key: PartitionKey, partition: Partit
         min_isr=topic.min_isr(partition.replication_factor),
         unclean=topic.unclean_election,
         ordered=True,
+        drained=draft.drained,
     )
     revised = election.revise(partition, rules, isr=partition.isr)
     if revised.leader == NO_LEADER:

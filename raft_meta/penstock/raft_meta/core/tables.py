@@ -164,6 +164,11 @@ class Draft:
         broker = self.broker(node_id)
         return broker is not None and not broker.fenced
 
+    def drained(self, node_id: int) -> bool:
+        """The node is to lead only what no other in sync can lead."""
+        broker = self.broker(node_id)
+        return broker is not None and broker.drained_since_ms > 0
+
     def partition(self, key: PartitionKey) -> Partition | None:
         """The partition, if the topic is there and has it."""
         drafted = self._partitions.get(key)
@@ -177,6 +182,7 @@ class Draft:
         return election.Rules(
             usable=self.usable,
             alive=self.alive,
+            drained=self.drained,
             min_isr=topic.min_isr(replication_factor),
             unclean=topic.unclean_election,
         )

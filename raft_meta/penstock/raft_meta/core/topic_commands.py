@@ -218,7 +218,8 @@ def _new_partitions(draft: Draft, assignments: Iterable[_Replicas]) -> list[Part
             raise InvalidReplicaAssignmentError(
                 f"assignment {number} is {list(replicas)[:100]}, and none of these brokers is alive"
             )
-        partitions.append(Partition(replicas, isr, (), isr[0], 0, 0))
+        leader = next((node for node in isr if not draft.drained(node)), isr[0])
+        partitions.append(Partition(replicas, isr, (), leader, 0, 0))
     return partitions
 
 

@@ -46,6 +46,12 @@ def _validate_partition(tables: Tables, topic: Topic, name: str, partition: Part
             offline = node in partition.offline
             assert offline or broker is None or not broker.usable, f"{node} could lead: {say}"
         return
+    leads = tables.brokers.get(partition.leader)
+    if leads is not None and leads.drained_since_ms:
+        for node in isr:
+            other = tables.brokers.get(node)
+            spared = other is None or not other.usable or other.drained_since_ms
+            assert spared, f"{partition.leader} is drained, yet leads though {node} could: {say}"
     assert partition.leader in isr, f"the leader is not in sync: {say}"
     for node in isr:
         broker = tables.brokers.get(node)

@@ -1,0 +1,165 @@
+"""Whether a node may be stopped now, with nothing refused and nothing at risk: a pure function.
+
+====================================  ===========================================================
+what would happen                     when it is so
+====================================  ===========================================================
+a partition loses its only replica    the node is in sync, and no other in sync is on a broker
+in sync                               that serves
+a partition falls under min ISR       the node is in sync, and the others in sync are fewer than
+                                      ``min.insync.replicas``: acks=all would be refused
+no majority of the controllers is     the node votes, and the voters left that answer and are
+left that is caught up                caught up are no majority; or nobody leads for certain now
+====================================  ===========================================================
+
+Other brokers that are fenced, stopping or drained count as absent: they are on their way down, or
+somebody is about to take them down. A replica of the node that is not in sync keeps nothing up, so
+that stopping the node changes nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.wire.wording import SHOWN, some
+
+CAUGHT_UP_ENTRIES: Final = 1_000
+"""A voter that lacks no more of the leader's log has it in a moment, and can be elected."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStanding:
+    """A partition: ``min_isr`` is its ``min.insync.replicas`` in force."""
+
+    name: str
+    replicas: Sequence[int]
+    isr: Collection[int]
+    min_isr: int
+    leader: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStanding:
+    """A registered broker; it ``serves`` when it is not fenced and does not stop."""
+
+    node_id: int
+    serves: bool
+    drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VoterStanding:
+    """A controller that votes, as the leader knows it.
+
+    ``behind`` is how many entries of the leader's log it lacks; -1 where that is not known.
+    """
+
+    node_id: int
+    behind: int
+    answers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumStanding:
+    """The controllers. ``doubt`` says why it is not certain who leads; empty when it is."""
+
+    voters: Sequence[VoterStanding]
+    doubt: str = ""
+
+
+def why_not_roll(
+    node_id: int,
+    partitions: Iterable[PartitionStanding],
+    brokers: Iterable[BrokerStanding],
+    quorum: QuorumStanding,
+) -> list[str]:
+    """Why the node should not be stopped now, each with what to do next; empty: it may be."""
+    absent = {
+        broker.node_id: "drained" if broker.serves else "down"
+        for broker in brokers
+        if not broker.serves or broker.drained
+    }
+    reasons: list[str] = []
+    if absent.get(node_id) != "down":
+        reasons += _about_partitions(node_id, partitions, absent)
+    return reasons + _about_controllers(node_id, quorum)
+
+
+def _about_partitions(
+    node_id: int, partitions: Iterable[PartitionStanding], absent: Mapping[int, str]
+) -> list[str]:
+    last: list[str] = []
+    short: list[str] = []
+    unmeetable: list[str] = []
+    for partition in partitions:
+        if node_id not in partition.isr:
+            continue
+        left = sum(node != node_id and node not in absent for node in partition.isr)
+        if not left:
+            last.append(partition.name)
+        elif left < partition.min_isr:
+            never = partition.min_isr >= len(partition.replicas)
+            (unmeetable if never else short).append(partition.name)
+    others = [f"broker {node} is {how}" for node, how in sorted(absent.items()) if node != node_id]
+    beside = f" ({some(others[:SHOWN], len(others))})" if others else ""
+    reasons = []
+    if last:
+        reasons.append(
+            f"node {node_id} has the only replica in sync of {_named(last)}{beside}; next: wait "
+            "until another is in sync, as `penstock doctor` says; what has one replica needs "
+            "another first (`penstock partitions reassign`)"
+        )
+    if short:
+        reasons.append(
+            f"without node {node_id} fewer replicas of {_named(short)} are in sync than "
+            f"min.insync.replicas{beside}, and acks=all would be refused; next: wait until the "
+            "others are in sync, as `penstock doctor` says"
+        )
+    if unmeetable:
+        reasons.append(
+            f"min.insync.replicas of {_named(unmeetable)} is as large as the number of replicas, "
+            "so that acks=all is refused whenever one of their brokers is down; next: lower it "
+            "(`penstock topics alter NAME --config min.insync.replicas=N`), or add a replica"
+        )
+    return reasons
+
+
+def _named(names: Sequence[str]) -> str:
+    return some(names[:SHOWN], len(names))
+
+
+def _about_controllers(node_id: int, quorum: QuorumStanding) -> list[str]:
+    if quorum.doubt:
+        return [f"{quorum.doubt}; next: see `penstock quorum status`"]
+    voters = {voter.node_id: voter for voter in quorum.voters}
+    if node_id not in voters:
+        return []
+    if len(voters) == 1:
+        alone = (
+            f"controller {node_id} is the only one: without it no leader can be elected; next: "
+            "stop it all the same if that is meant, or add controllers with `penstock quorum add`"
+        )
+        return [alone]
+    left = [voter for voter in quorum.voters if voter.node_id != node_id]
+    able = [voter for voter in left if voter.answers and 0 <= voter.behind <= CAUGHT_UP_ENTRIES]
+    needed = len(voters) // 2 + 1
+    if len(able) >= needed:
+        return []
+    lacking = ", ".join(f"{voter.node_id} {_lack(voter)}" for voter in left if voter not in able)
+    short = (
+        f"without controller {node_id} only {len(able)} of {len(voters)} controllers would be "
+        f"there and caught up, and {needed} are a majority"
+    )
+    if not lacking:
+        return [f"{short}; next: add controllers with `penstock quorum add`"]
+    step = "start those, or wait until they have caught up, as `penstock quorum status` shows"
+    return [f"{short} (controller {lacking}); next: {step}"]
+
+
+def _lack(voter: VoterStanding) -> str:
+    if not voter.answers:
+        return "does not answer"
+    if voter.behind < 0:
+        return "has not been heard yet"
+    return f"is {voter.behind} entries behind"
