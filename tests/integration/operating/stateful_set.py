@@ -2,17 +2,20 @@
 
 A pod has an ordinal, which is its node's id, and a disk, which both stay; an address, which is
 another one each time that it starts; and the environment that deploy/kubernetes gives it. It is
-started by `penstock adopt` and then the node, and stopped as a kubelet does: what preStop does,
-SIGTERM, and after the grace period SIGKILL.
+started by `penstock adopt` and then the node, is ready when /readyz says so, and is stopped as a
+kubelet does: preStop, SIGTERM, and after the grace period SIGKILL.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from tests.integration.cluster import environment_without_penstock
 from tests.integration.ports import free_ports
 from tests.support import wait_until
 
+PRE_STOP = Path(__file__).resolve().parents[3] / "deploy/docker/prestop.py"
 READY_S = 90.0
 GRACE_S = 60.0
 ADOPT_S = 60.0
@@ -37,7 +41,7 @@ class Pod:
         self.disk = directory / f"disk-{ordinal}"
         self.log = directory / f"pod-{ordinal}.log"
         self.host = ""
-        self.broker_port, self.controller_port = ports
+        self.broker_port, self.controller_port, self.metrics_port = ports
         self.software: Path | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.killed_by_grace = 0
@@ -64,9 +68,9 @@ class StatefulSet:
         self.cluster_id = new_cluster_id()
         self.records = directory / "records"
         self.records.mkdir()
-        ports = free_ports(2 * replicas)
+        ports = free_ports(3 * replicas)
         self.pods = [
-            Pod(directory, ordinal, ports[2 * ordinal : 2 * ordinal + 2])
+            Pod(directory, ordinal, ports[3 * ordinal : 3 * ordinal + 3])
             for ordinal in range(replicas)
         ]
         # No two pods, and no two lives of one, have an address in common.
@@ -82,6 +86,9 @@ class StatefulSet:
         settings = {
             "CLUSTER_ID": self.cluster_id,
             "NODE_ID": str(pod.ordinal),
+            # Probes and preStop of a pod ask within it.
+            "METRICS_LISTEN": f"127.0.0.1:{pod.metrics_port}",
+            "BOOTSTRAP": pod.address,
             "DATA_DIR": str(pod.disk / "data"),
             "BROKER_LISTEN": pod.address,
             "CONTROLLER_LISTEN": pod.controller,
@@ -130,6 +137,19 @@ class StatefulSet:
                 stderr=output,
             )
 
+    def pre_stop(self, pod: Pod) -> None:
+        """What deploy/kubernetes has a pod do before SIGTERM, in half of its grace period."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            [sys.executable, str(PRE_STOP), str(GRACE_S / 2)],
+            env={**self.environment(pod), "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=GRACE_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.tails()}"
+
     def delete(self, pod: Pod, pre_stop: Callable[[], None], grace_s: float = GRACE_S) -> None:
         """Stop it as politely as its grace period lets."""
         assert pod.process is not None
@@ -168,12 +188,12 @@ class StatefulSet:
 
     def roll(
         self,
-        pre_stop: Callable[[], None],
+        pre_stop: Callable[[Pod], None],
         prepare: Callable[[Pod], None] = lambda _: None,
     ) -> None:
         """Replace each, the last one first, the next when the one before is ready."""
         for pod in reversed(self.pods):
-            self.delete(pod, pre_stop)
+            self.delete(pod, lambda: pre_stop(pod))  # noqa: B023 - called within the turn.
             prepare(pod)
             self.replace(pod)
 
@@ -210,7 +230,18 @@ class StatefulSet:
 
 
 def is_ready(pod: Pod) -> bool:
-    """The readiness probe, as gRPC's health service tells it: registered, and not fenced."""
+    """The readiness probe."""
+    if pod.software is not None:
+        return _serves(pod)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{pod.metrics_port}/readyz", timeout=2):
+            return True
+    except (OSError, urllib.error.HTTPError):
+        return False
+
+
+def _serves(pod: Pod) -> bool:
+    """The same of former software, by gRPC's health service: registered, and not fenced."""
     with grpc.insecure_channel(pod.address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(

@@ -44,7 +44,7 @@ def test_a_rolling_restart_and_a_dead_host_lose_nothing(
     load.wait_progress()
     load.pause_ms()
     lived = [pod.address for pod in pods.pods]
-    pods.roll(lambda: wait_in_sync(pods.bootstrap))
+    pods.roll(pods.pre_stop)
     load.wait_progress()
     rolled_ms = load.pause_ms()
     assert all(pod.killed_by_grace == 0 for pod in pods.pods)

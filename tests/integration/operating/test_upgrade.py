@@ -118,7 +118,7 @@ def test_software_is_replaced_node_by_node_under_load(
     def install(pod: Pod) -> None:
         pod.software = None
 
-    pods.roll(pre_stop, install)
+    pods.roll(lambda _: pre_stop(), install)
     assert not any(runs_from(pods, pod).is_relative_to(former) for pod in pods.pods)
     load.wait_progress()
     # Nothing but the command raises it.
