@@ -201,3 +201,20 @@ def test_who_knows_no_beginning_cannot_go_back(play) -> None:
         assert not await member.rewind()  # Its only poll began nowhere.
 
     assert not told(play(rewind), "seek")
+
+
+def test_it_goes_back_to_no_position_of_an_earlier_ownership(play) -> None:
+    async def lose_and_get_again(member: Member, consumer: PaperConsumer) -> None:
+        async def another_has_it_meanwhile() -> None:
+            await member.on_partitions_lost([place("t-1")])
+            await member.on_partitions_assigned([place("t-1")])
+            consumer.offsets[place("t-1")] = 50  # What the other one has committed.
+
+        consumer.on_poll = another_has_it_meanwhile
+        await member.poll()
+        consumer.offsets[place("t-0")] = 8
+        assert not await member.rewind()
+        assert consumer.offsets == {place("t-0"): 7, place("t-1"): 50}
+
+    history = play(lose_and_get_again)
+    assert [value["partition"] for _, _, value in told(history, "seek")] == [0]

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.chaos.checkers import Checker, Evidence
 from penstock.chaos.checkers.polls import PollOrder, SkippedPoll
 from penstock.chaos.checkers.seeks import SeekHonoured
-from tests.unit.chaos.histories import FAIL, INFO, Script, is_false, is_true, is_unknown
+from tests.unit.chaos.histories import (
+    FAIL,
+    INFO,
+    KILL,
+    MS,
+    Script,
+    is_false,
+    is_true,
+    is_unknown,
+)
 
 CALM = Evidence()
 COMMITTED = {"isolation": "read_committed"}
@@ -138,7 +149,22 @@ def test_a_record_that_came_later_may_be_of_any_time() -> None:
 def test_a_seek_that_gets_elsewhere_is_not_honoured(got, where, says) -> None:
     script = read()
     script.seek("r", got, **where)
-    is_false(SeekHonoured(), script, says)
+    is_false(SeekHonoured(), script, says, evidence=CALM)
+
+
+def test_a_leader_that_is_cut_off_may_know_an_end_of_a_session_ago() -> None:
+    script = read()
+    script.seek("r", 15, where="latest")
+    held = replace(KILL, began_t=0, held_t=0, healed_t=script.t)
+    says = "sought the latest and got 15, but 20 was acknowledged before"
+    is_true(SeekHonoured(), script, evidence=Evidence(faults=[held]))
+    # Not without a fault, nor of one that is to come, nor a session later.
+    to_come = replace(held, began_t=script.t + MS, held_t=script.t + MS, healed_t=script.t + MS)
+    is_false(SeekHonoured(), script, says, evidence=CALM)
+    is_false(SeekHonoured(), script, says, evidence=Evidence(faults=[to_come]))
+    script.t += 8_000 * MS
+    script.seek("r", 15, where="latest")
+    is_false(SeekHonoured(), script, says, evidence=Evidence(faults=[held]))
 
 
 def test_the_earliest_moves_with_retention_and_the_latest_waits_for_transactions() -> None:

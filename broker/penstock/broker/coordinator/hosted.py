@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import structlog
 
+from penstock.broker.alarm import Alarm
 from penstock.broker.coordinator import loading, refusals
 from penstock.broker.coordinator.loading import Replayable
 from penstock.broker.coordinator.ports import ReplicaLog
@@ -110,7 +111,7 @@ class HostedShard(ABC, Generic[S]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry_s = 0.0  # How long to wait before loading anew; grows with each failure.
         self._failing: str | None = None  # Why writes fail, to be logged once.
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
         self._stalled = False  # A deadline was passed over late; the timer gives a grace.
         self._log = log.bind(partition=str(place), leader_epoch=place.leader_epoch)
 
@@ -323,9 +324,7 @@ class HostedShard(ABC, Generic[S]):
         self._loaded.clear()
         if self._closed:
             self._loaded.set()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
         self._on_halted()
         running = asyncio.current_task()
         for task in list(self._tasks):
@@ -370,16 +369,9 @@ class HostedShard(ABC, Generic[S]):
         deadline_ms = self._shard.next_deadline_ms
         if deadline_ms is None:
             return
-        loop = asyncio.get_running_loop()
-        when = loop.time() + max(deadline_ms - self._ports.clock_ms(), 0) / 1000
-        if self._timer is not None:
-            if self._timer.when() <= when:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_at(when, self._tick)
+        self._alarm.within((deadline_ms - self._ports.clock_ms()) / 1000)
 
     def _tick(self) -> None:
-        self._timer = None
         if self._shard is None:
             return
         deadline_ms = self._shard.next_deadline_ms
@@ -388,8 +380,7 @@ class HostedShard(ABC, Generic[S]):
             # This process stood still. What was sent meanwhile waits in its sockets, and is to be
             # read before anybody is called silent.
             self._stalled = True
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_STALL_GRACE_S, self._tick)
+            self._alarm.within(_STALL_GRACE_S)
             self._log.warning(
                 "the broker stood still; those it waits for get a grace", late_ms=late_ms
             )

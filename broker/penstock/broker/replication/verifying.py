@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from penstock.broker.alarm import Alarm
 from penstock.broker.core.verification import (
     Answered,
     Append,
@@ -56,7 +57,7 @@ class Verifying(Generic[T]):
         self._is_behind = is_behind
         self._clock_ms = clock_ms
         self._core: Verification[T] = Verification()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
 
     def take(
         self, question: Question, item: T, *, is_open: bool, size_bytes: int, timeout_ms: int
@@ -106,18 +107,9 @@ class Verifying(Generic[T]):
     def _arm(self) -> None:
         deadline_ms = self._core.next_deadline_ms
         if deadline_ms is None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            self._alarm.cancel()
             return
-        loop = asyncio.get_running_loop()
-        when = loop.time() + max(deadline_ms - self._clock_ms(), 0) / 1000
-        if self._timer is not None:
-            if self._timer.when() <= when:
-                return  # It looks again then.
-            self._timer.cancel()
-        self._timer = loop.call_at(when, self._tick)
+        self._alarm.within((deadline_ms - self._clock_ms()) / 1000)  # It looks again then.
 
     def _tick(self) -> None:
-        self._timer = None
         self._handle(Tick())

@@ -23,6 +23,10 @@ from penstock.chaos.checkers.spans import Column, Mask
 from penstock.chaos.history import History, Operation, Type
 from penstock.chaos.verdict import Findings, Verdict
 
+_SESSION_NS: Final = 7_000_000_000
+"""broker.session.timeout.ms of runs, and how seldom heartbeats may be: a broker that no controller
+answers for so long serves nobody."""
+
 
 class _Partition:
     """What is known of a partition's records: what was acknowledged by all, and what was given."""
@@ -49,7 +53,9 @@ class SeekHonoured:
     """A seek is not honoured where it asked for an offset and got another one; where it asked for
     the earliest and a record below was given to, or acknowledged for, anybody; where it asked for
     the latest and a record was acknowledged before at or above what it got (looked at in partitions
-    without transactions); where it asked for a timestamp and a record below what it got was
+    without transactions; while there is a fault, and a session after it, the record has to be
+    acknowledged longer than a session before: for so long a leader that is cut off may not know
+    that there is another one); where it asked for a timestamp and a record below what it got was
     acknowledged before and is not older, or the record at what it got is older and was acknowledged
     before; or where the reader's next poll of the partition begins elsewhere. An anomaly is a seek.
 
@@ -64,7 +70,6 @@ class SeekHonoured:
 
     def check(self, history: History, evidence: Evidence) -> Verdict:
         """Judge."""
-        del evidence
         findings = Findings(self.name)
         records = history.derived(Records.of)
         stamps: Column | None = None
@@ -81,7 +86,8 @@ class SeekHonoured:
                 number = records.partitions.find(name)
                 partitions[name] = _Partition(history, number, stamps)
             findings.looked_at += 1
-            for offset, what in self._wrong(one, name, partitions[name]):
+            since = one.invoked.t - (_SESSION_NS if _is_shaken(one, evidence) else 0)
+            for offset, what in self._wrong(one, name, partitions[name], since):
                 appends = (
                     history.operations[place]
                     for place in _at(partitions[name].acknowledged, offset)
@@ -124,8 +130,12 @@ class SeekHonoured:
                 findings.add(f"{name}: {reader} {what}", *show(one, poll))
             return
 
-    def _wrong(self, one: Operation, name: str, known: _Partition) -> Iterator[tuple[int, str]]:
-        """What is wrong with a seek, and the offset that shows it."""
+    def _wrong(
+        self, one: Operation, name: str, known: _Partition, since: int
+    ) -> Iterator[tuple[int, str]]:
+        """What is wrong with a seek, and the offset that shows it. What was acknowledged before
+        ``since`` is known to every leader.
+        """
         assert one.completed is not None
         asked, got = one.invoked.value, int(one.completed.value["offset"])
         before = known.before(one.invoked.t)
@@ -140,11 +150,18 @@ class SeekHonoured:
                 if lowest < got:
                     yield lowest, f"sought the earliest and got {got}, but {lowest} is there"
         elif asked.get("where") == "latest":
-            last = int(ends[before].max(initial=0)) - 1
+            last = int(ends[known.before(since)].max(initial=0)) - 1
             if last >= got and not known.is_transactional:
                 yield last, f"sought the latest and got {got}, but {last} was acknowledged before"
         elif "timestamp" in asked:
             yield from _wrong_time(int(asked["timestamp"]), got, known, before)
+
+
+def _is_shaken(one: Operation, evidence: Evidence) -> bool:
+    """Whether there may be a leader that does not know that there is another one."""
+    return any(
+        fault.began_t <= one.invoked.t <= fault.healed_t + _SESSION_NS for fault in evidence.faults
+    )
 
 
 def _wrong_time(

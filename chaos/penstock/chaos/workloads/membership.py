@@ -147,6 +147,9 @@ class Member:
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         for one in partitions:
             self.positions.pop(str(one), None)
+            # It may be given it again within one poll, behind what others have committed: where that
+            # poll began is no place to go back to.
+            self.begun.pop(str(one), None)
 
     async def _generation(self) -> int | None:
         """None where it has not heard yet of what it has lost."""
@@ -163,7 +166,7 @@ class Member:
         self.begun = dict(self.positions)
         asked = {
             "topic": self._topic,
-            "positions": self.begun,
+            "positions": dict(self.begun),
             "isolation": self._isolation,
             "member": self.name,
         }
