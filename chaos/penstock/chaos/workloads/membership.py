@@ -147,8 +147,8 @@ class Member:
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         for one in partitions:
             self.positions.pop(str(one), None)
-            # It may be given it again within one poll, behind what others have committed: where that
-            # poll began is no place to go back to.
+            # It may be given it again within one poll, behind what others have committed: where
+            # that poll began is no place to go back to.
             self.begun.pop(str(one), None)
 
     async def _generation(self) -> int | None:
