@@ -89,7 +89,7 @@ class Rollable:
 def broker_standing(record: cluster_pb2.BrokerRecord) -> BrokerStanding:
     """A broker, as the metadata have it."""
     serves = not record.fenced and not record.in_controlled_shutdown
-    return BrokerStanding(record.node_id, serves, record.drained_since_ms > 0)
+    return BrokerStanding(record.node_id, serves, record.drained_since_ms)
 
 
 def partition_standing(

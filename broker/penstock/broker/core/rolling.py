@@ -12,7 +12,9 @@ left that is caught up                caught up are no majority; or nobody leads
 ====================================  ===========================================================
 
 Other brokers that are fenced, stopping or drained count as absent: they are on their way down, or
-somebody is about to take them down. A replica of the node that is not in sync keeps nothing up, so
+somebody is about to take them down; so do the controllers of drained ones. Of nodes that are all
+drained the first counts the others as there: it leaves, and they wait for it. So of nodes that are
+drained first and ask then, as preStop does, no two are told yes at once. A replica of the node that is not in sync keeps nothing up, so
 that stopping the node changes nothing there.
 """
 
@@ -41,11 +43,14 @@ class PartitionStanding:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStanding:
-    """A registered broker; it ``serves`` when it is not fenced and does not stop."""
+    """A registered broker; it ``serves`` when it is not fenced and does not stop.
+
+    ``drained_since_ms`` puts those that are drained in order, and is 0 of others.
+    """
 
     node_id: int
     serves: bool
-    drained: bool = False
+    drained_since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +80,22 @@ def why_not_roll(
     quorum: QuorumStanding,
 ) -> list[str]:
     """Why the node should not be stopped now, each with what to do next; empty: it may be."""
-    absent = {
-        broker.node_id: "drained" if broker.serves else "down"
-        for broker in brokers
-        if not broker.serves or broker.drained
+    known = {broker.node_id: broker for broker in brokers}
+    asked = known.get(node_id)
+    own_ms = 0 if asked is None else asked.drained_since_ms
+    leaving = {
+        other.node_id
+        for other in known.values()
+        if other.node_id != node_id
+        and other.drained_since_ms
+        and not 0 < own_ms < other.drained_since_ms
     }
+    absent = {node: "drained" for node in leaving}
+    absent |= {other.node_id: "down" for other in known.values() if not other.serves}
     reasons: list[str] = []
     if absent.get(node_id) != "down":
         reasons += _about_partitions(node_id, partitions, absent)
-    return reasons + _about_controllers(node_id, quorum)
+    return reasons + _about_controllers(node_id, quorum, leaving)
 
 
 def _about_partitions(
@@ -129,7 +141,9 @@ def _named(names: Sequence[str]) -> str:
     return some(names[:SHOWN], len(names))
 
 
-def _about_controllers(node_id: int, quorum: QuorumStanding) -> list[str]:
+def _about_controllers(
+    node_id: int, quorum: QuorumStanding, leaving: Collection[int]
+) -> list[str]:
     if quorum.doubt:
         return [f"{quorum.doubt}; next: see `penstock quorum status`"]
     voters = {voter.node_id: voter for voter in quorum.voters}
@@ -142,11 +156,19 @@ def _about_controllers(node_id: int, quorum: QuorumStanding) -> list[str]:
         )
         return [alone]
     left = [voter for voter in quorum.voters if voter.node_id != node_id]
-    able = [voter for voter in left if voter.answers and 0 <= voter.behind <= CAUGHT_UP_ENTRIES]
+    able = [
+        voter
+        for voter in left
+        if voter.answers
+        and 0 <= voter.behind <= CAUGHT_UP_ENTRIES
+        and voter.node_id not in leaving
+    ]
     needed = len(voters) // 2 + 1
     if len(able) >= needed:
         return []
-    lacking = ", ".join(f"{voter.node_id} {_lack(voter)}" for voter in left if voter not in able)
+    lacking = ", ".join(
+        f"{voter.node_id} {_lack(voter, leaving)}" for voter in left if voter not in able
+    )
     short = (
         f"without controller {node_id} only {len(able)} of {len(voters)} controllers would be "
         f"there and caught up, and {needed} are a majority"
@@ -157,9 +179,11 @@ def _about_controllers(node_id: int, quorum: QuorumStanding) -> list[str]:
     return [f"{short} (controller {lacking}); next: {step}"]
 
 
-def _lack(voter: VoterStanding) -> str:
+def _lack(voter: VoterStanding, leaving: Collection[int]) -> str:
     if not voter.answers:
         return "does not answer"
     if voter.behind < 0:
         return "has not been heard yet"
+    if voter.node_id in leaving:
+        return "is drained"
     return f"is {voter.behind} entries behind"
