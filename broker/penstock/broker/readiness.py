@@ -13,6 +13,7 @@ from penstock.broker.core.rolling import (
     BrokerStanding,
     PartitionStanding,
     QuorumStanding,
+    RollVerdict,
     VoterStanding,
     why_not_roll,
 )
@@ -42,7 +43,7 @@ def why_controller_not_ready(status: QuorumStatus) -> str:
 
 
 class Rollable:
-    """Says why this node should not be stopped. Used on one event loop.
+    """Says whether this node may be stopped. Used on one event loop.
 
     ``image`` is None of a controller without a broker: it has no replicas.
     """
@@ -54,16 +55,22 @@ class Rollable:
         self._image = image
         self._describe_quorum = describe_quorum
 
-    async def why_not(self) -> list[str]:
-        """The reasons of penstock.broker.core.rolling, by this node's picture of the cluster."""
+    async def verdict(self) -> RollVerdict:
+        """By the rule of penstock.broker.core.rolling, and this node's picture of the cluster."""
         quorum = await self._quorum()
         if self._image is None:
-            return why_not_roll(self._node_id, (), (), quorum)
+            return RollVerdict(why_not_roll(self._node_id, (), (), quorum))
         if self._image.index < 0:
-            return [f"node {self._node_id} has not heard of the metadata yet; next: ask again"]
-        partitions = await self._partitions(self._image)
+            return RollVerdict(
+                [f"node {self._node_id} has not heard of the metadata yet; next: ask again"]
+            )
+        # Before the partitions, which are collected in slices: what these miss can only be newer.
         brokers = [broker_standing(record) for record in self._image.brokers.values()]
-        return why_not_roll(self._node_id, partitions, brokers, quorum)
+        partitions = await self._partitions(self._image)
+        return RollVerdict(
+            why_not_roll(self._node_id, partitions, brokers, quorum),
+            any(one.drained_since_ms for one in brokers if one.node_id == self._node_id),
+        )
 
     async def _quorum(self) -> QuorumStanding:
         try:

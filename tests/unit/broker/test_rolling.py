@@ -164,9 +164,7 @@ def test_of_drained_nodes_one_at_a_time_takes_a_replica_away(
 ) -> None:
     known = brokers(drained=tuple(drained), count=5)
     # Each of these may leave, one after the other and without any of them being back.
-    leave = {
-        node for node in drained if not why_not_roll(node, partitions, known, quorum(count=5))
-    }
+    leave = {node for node in drained if not why_not_roll(node, partitions, known, quorum(count=5))}
     for one in partitions:
         if leave & set(one.isr):
             assert len(set(one.isr) - leave) >= max(1, one.min_isr)

@@ -14,15 +14,15 @@ left that is caught up                caught up are no majority; or nobody leads
 Other brokers that are fenced, stopping or drained count as absent: they are on their way down, or
 somebody is about to take them down; so do the controllers of drained ones. Of nodes that are all
 drained the first counts the others as there: it leaves, and they wait for it. So of nodes that are
-drained first and ask then, as preStop does, no two are told yes at once. A replica of the node that is not in sync keeps nothing up, so
-that stopping the node changes nothing there.
+drained first and ask then, as preStop does, no two are told yes at once. A replica of the node that
+is not in sync keeps nothing up, so that stopping the node changes nothing there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.wire.wording import SHOWN, some
 
@@ -73,6 +73,16 @@ class QuorumStanding:
     doubt: str = ""
 
 
+class RollVerdict(NamedTuple):
+    """What a node says of itself: ``reasons`` is of a picture in which it is ``drained``, or not.
+
+    Only of a node that knows itself to be drained it is certain that it knows of all drains before.
+    """
+
+    reasons: list[str]
+    drained: bool = False
+
+
 def why_not_roll(
     node_id: int,
     partitions: Iterable[PartitionStanding],
@@ -90,7 +100,7 @@ def why_not_roll(
         and other.drained_since_ms
         and not 0 < own_ms < other.drained_since_ms
     }
-    absent = {node: "drained" for node in leaving}
+    absent = dict.fromkeys(leaving, "drained")
     absent |= {other.node_id: "down" for other in known.values() if not other.serves}
     reasons: list[str] = []
     if absent.get(node_id) != "down":
@@ -141,9 +151,7 @@ def _named(names: Sequence[str]) -> str:
     return some(names[:SHOWN], len(names))
 
 
-def _about_controllers(
-    node_id: int, quorum: QuorumStanding, leaving: Collection[int]
-) -> list[str]:
+def _about_controllers(node_id: int, quorum: QuorumStanding, leaving: Collection[int]) -> list[str]:
     if quorum.doubt:
         return [f"{quorum.doubt}; next: see `penstock quorum status`"]
     voters = {voter.node_id: voter for voter in quorum.voters}
@@ -159,9 +167,7 @@ def _about_controllers(
     able = [
         voter
         for voter in left
-        if voter.answers
-        and 0 <= voter.behind <= CAUGHT_UP_ENTRIES
-        and voter.node_id not in leaving
+        if voter.answers and 0 <= voter.behind <= CAUGHT_UP_ENTRIES and voter.node_id not in leaving
     ]
     needed = len(voters) // 2 + 1
     if len(able) >= needed:
