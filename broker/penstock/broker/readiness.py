@@ -34,9 +34,11 @@ def why_controller_not_ready(status: QuorumStatus) -> str:
     """Why a controller has not joined its quorum; empty when it leads, or follows closely."""
     if status.leader_id < 0:
         return "the controller knows no leader of the quorum"
-    behind = status.commit_index - status.applied_index
+    # A follower takes no more to be decided than it has, however much more the leader has.
+    decided = max(status.commit_index, status.leaders_commit_index)
+    behind = decided - status.applied_index
     if behind > _BEHIND_ENTRIES:
-        return f"the controller has {behind} entries of the metadata still to apply"
+        return f"the controller has {behind} entries of the metadata still to get or to apply"
     if status.role is not Role.LEADER and status.commit_index == 0:
         return f"the controller has heard nothing from the leader {status.leader_id} yet"
     return ""
