@@ -1,7 +1,8 @@
 """Nodes as pods of a StatefulSet: rolled, killed, without their disk, and with another's.
 
-The goal is that no write waits for more than a second through a rolling restart; what is asserted
-is that nothing is lost or doubled. The longest pause is told, since it is the machine's too.
+The goal is that no write waits for more than a second through a rolling restart. The longest pause
+is told, since it is the machine's too; what is asserted is that it is no more than several times
+that, and that nothing is lost or doubled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from penstock.broker.datadir import read_meta
 from tests.integration.operating.load import Load, make_topic, wait_in_sync
 from tests.integration.operating.stateful_set import Pod, StatefulSet, lose, penstock
 from tests.support import wait_until
+
+MOST_MS = 5_000
+"""Of a pause, on a machine that does something else as well."""
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -49,6 +53,7 @@ def test_a_rolling_restart_and_a_dead_host_lose_nothing(
     pods.roll(pods.pre_stop)
     load.wait_progress()
     rolled_ms = load.pause_ms()
+    assert rolled_ms < MOST_MS
     assert all(pod.killed_by_grace == 0 for pod in pods.pods)
     assert not {pod.address for pod in pods.pods} & set(lived)
 
@@ -95,6 +100,7 @@ def test_pods_that_are_deleted_at_once_leave_one_after_the_other(
     assert second_left_s > first_back_s, "two pods were away at once"
     load.wait_progress()
     pause_ms = load.pause_ms()
+    assert pause_ms < MOST_MS
     records = load.finish(pods.bootstrap)
     tell(capsys, f"{records} records; the longest write pause: {pause_ms} ms for two pods at once")
 

@@ -54,15 +54,6 @@ def test_nothing_is_said_when_the_disk_fails(lone):
         lone.voter.step(lone.now_s)
 
 
-def test_a_follower_knows_how_far_the_leader_is_and_not_from_whom_does_not_count(lone):
-    lone.tell(2, append(1, (1, 0), entry(2, 1), commit=5_000))
-    assert (lone.status.commit_index, lone.status.leaders_commit_index) == (2, 5_000)
-    lone.tell(9, append(1, (2, 1), commit=10**15))
-    assert lone.status.leaders_commit_index == 5_000
-    lone.tell(2, append(1, (2, 1), commit=4))
-    assert lone.status.leaders_commit_index == 4, "the newest word holds"
-
-
 def test_a_vote_is_on_disk_before_it_is_said(lone):
     said = only(lone.tell(2, request_vote(1)))
     assert said.HasField("vote")
