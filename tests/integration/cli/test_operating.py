@@ -287,11 +287,16 @@ def test_metrics_and_the_doctor_work_under_tls_without_an_http_port(tmp_path: Pa
             sample
             for node in ("1", "2", "3")
             for sample in json.loads(
-                dev.ok("metrics", node, "--match", "produced", "--output", "json", *options)
+                dev.ok("metrics", node, "--match", "produced_records", "--output", "json", *options)
             )
         ]
-        assert {sample["name"] for sample in told} == {"penstock_produced_bytes_total"}
-        assert sum(sample["value"] for sample in told) > 0
+        carried = {"orders": 0.0, "": 0.0}
+        for sample in told:
+            topic = sample["labels"].get("topic", "")
+            by = "topic_" if topic else ""
+            assert sample["name"] == f"penstock_{by}produced_records_total"
+            carried[topic] += sample["value"]
+        assert carried == {"orders": 2, "": 2}, "in all, and by topic"
         table = dev.ok("metrics", "--match", "directory=", *options)
         assert "penstock_log_directory_free_bytes" in table
         assert "# HELP" in dev.ok("metrics", "1", "--raw", *options)
