@@ -9,7 +9,8 @@ that are stopped at the same moment, and were all told that they may leave, the 
 first may still, and the others wait until it is back. Then the node is stopped in any case, and
 does what was not done as far as it can: exit status 1 and a line say so. A rolling restart goes by
 readiness alone, and a node is ready before its replicas are in sync again: this is what keeps two
-nodes from being out of sync at once.
+nodes from being out of sync at once. What waiting cannot mend, such as a topic with one replica, is
+said and not waited for.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it is a
 
 
 class Verdict(NamedTuple):
-    """Why the node should not leave yet, and whether it knows itself to be drained."""
+    """Why the node should not leave yet, if waiting helps, and if it knows itself to be drained."""
 
     reason: str = ""
+    passes: bool = False
     drained: bool = True
 
-    def after_drain(self) -> str:
-        """The reason of a node that has been drained: before it knows that, it does not count."""
-        return self.reason or ("" if self.drained else "it has not heard of its drain yet")
+    def after_drain(self) -> Verdict:
+        """That of a node that has been drained: before it knows that, it does not count."""
+        if self.drained or self.passes:
+            return self
+        return Verdict(self.reason or "it has not heard of its drain yet", passes=True)
 
 
 def ask(address: tuple[str, int], timeout_s: float) -> Verdict:
@@ -59,35 +63,37 @@ def ask(address: tuple[str, int], timeout_s: float) -> Verdict:
         # It does not serve: there is nothing to wait for.
         return Verdict()
     except (OSError, http.client.HTTPException) as error:
-        return Verdict(f"it does not answer at port {port}: {error or type(error).__name__}")
+        said = f"it does not answer at port {port}: {error or type(error).__name__}"
+        return Verdict(said, passes=True)
     finally:
         connection.close()
     if answer.status not in (http.HTTPStatus.OK, http.HTTPStatus.SERVICE_UNAVAILABLE):
         return Verdict()
     try:
         told = json.loads(text)
-        reason, drained = "; ".join(told["reasons"]), bool(told["drained"])
+        reason, passes = "; ".join(told["reasons"]), bool(told["passes"])
+        drained = bool(told["drained"])
     except (ValueError, KeyError, TypeError):
-        reason, drained = text, True
+        reason, passes, drained = text, True, True
     if answer.status == http.HTTPStatus.OK:
-        return Verdict("", drained)
-    return Verdict(reason or "it says so", drained)
+        return Verdict(drained=drained)
+    return Verdict(reason or "it says so", passes, drained)
 
 
 def wait_until_it_may_leave(
-    why_not: Callable[[float], str],
+    look: Callable[[float], Verdict],
     timeout_s: float,
     clock_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Ask, with the seconds that are left, until there is no reason to stay or the time is over.
+    """Ask, with the seconds that are left, until nothing is worth to wait for or the time is over.
 
     The last reason is returned.
     """
     end_s = clock_s() + timeout_s
-    while (reason := why_not(end_s - clock_s())) and clock_s() + POLL_S < end_s:
+    while (verdict := look(end_s - clock_s())).passes and clock_s() + POLL_S < end_s:
         sleep(POLL_S)
-    return reason
+    return verdict.reason
 
 
 def drain(command: Sequence[str], timeout_s: float) -> str:
@@ -110,24 +116,24 @@ def main(arguments: Sequence[str]) -> int:
     config = NodeConfig.load(SETTINGS if SETTINGS.exists() else None, os.environ)
     address = parse_address(config.metrics_listen) if config.metrics_listen else None
 
-    def why_not_yet(left_s: float) -> str:
+    def look(left_s: float) -> Verdict:
         assert address is not None
-        return ask(address, max(POLL_S, min(ANSWER_S, left_s))).reason
+        return ask(address, max(POLL_S, min(ANSWER_S, left_s)))
 
-    def why_not_after_drain(left_s: float) -> str:
-        assert address is not None
-        return ask(address, max(POLL_S, min(ANSWER_S, left_s))).after_drain()
+    def look_after_drain(left_s: float) -> Verdict:
+        return look(left_s).after_drain()
 
     if address is not None:
-        wait_until_it_may_leave(why_not_yet, timeout_s * WAITING_SHARE)
+        wait_until_it_may_leave(look, timeout_s * WAITING_SHARE)
     draining_s = timeout_s * DRAINING_SHARE
     # It needs a second to start, and knows best why it was not done.
     within = f"{max(draining_s - 2, draining_s / 2):.1f}"
     failed = drain(["penstock", "drain", str(config.node_id), "--timeout", within], draining_s)
     reason = ""
     if address is not None:
-        ask_now = why_not_yet if failed else why_not_after_drain
-        reason = wait_until_it_may_leave(ask_now, end_s - time.monotonic())
+        reason = wait_until_it_may_leave(
+            look if failed else look_after_drain, end_s - time.monotonic()
+        )
     complaints = [f"it leaves although it should not: {reason}"] if reason else []
     if failed:
         complaints.append(f"it is not drained: {failed}")

@@ -28,9 +28,11 @@ def prestop() -> ModuleType:
 
 
 REASON = "orders-0 would have 1 replica in sync"
-NO = 503, {"can_roll": False, "reasons": [REASON], "drained": False}
-YES = 200, {"can_roll": True, "reasons": [], "drained": False}
-DRAINED = 200, {"can_roll": True, "reasons": [], "drained": True}
+NO = 503, {"can_roll": False, "reasons": [REASON], "passes": True, "drained": False}
+NEVER = 503, {"can_roll": False, "reasons": [REASON], "passes": False, "drained": False}
+NEVER_DRAINED = 503, {**NEVER[1], "drained": True}
+YES = 200, {"can_roll": True, "reasons": [], "passes": False, "drained": False}
+DRAINED = 200, {"can_roll": True, "reasons": [], "passes": False, "drained": True}
 
 
 @contextlib.contextmanager
@@ -81,53 +83,64 @@ class Clock:
 
 def test_a_node_that_may_leave_is_not_kept(prestop: ModuleType) -> None:
     clock = Clock()
-    assert prestop.wait_until_it_may_leave(lambda _: "", 60, clock, clock.sleep) == ""
+    assert (
+        prestop.wait_until_it_may_leave(lambda _: prestop.Verdict(), 60, clock, clock.sleep) == ""
+    )
     assert clock.now_s == 0
 
 
 def test_a_node_stays_until_it_may_leave(prestop: ModuleType) -> None:
     clock = Clock()
-    reasons = iter(["orders-0", "orders-0", ""])
-    assert prestop.wait_until_it_may_leave(lambda _: next(reasons), 60, clock, clock.sleep) == ""
+    said = [prestop.Verdict("orders-0", passes=True)] * 2 + [prestop.Verdict()]
+    look = iter(said).__next__
+    assert prestop.wait_until_it_may_leave(lambda _: look(), 60, clock, clock.sleep) == ""
     assert clock.now_s == 2 * prestop.POLL_S
 
 
 def test_a_node_that_may_never_leave_does_so_in_time(prestop: ModuleType) -> None:
     clock = Clock()
-    said = prestop.wait_until_it_may_leave(lambda _: "orders-0", 60, clock, clock.sleep)
+    verdict = prestop.Verdict("orders-0", passes=True)
+    said = prestop.wait_until_it_may_leave(lambda _: verdict, 60, clock, clock.sleep)
     assert said == "orders-0"
     assert 59 <= clock.now_s < 60
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason", "after_drain"),
+    ("answer", "before", "after"),
     [
-        (NO, REASON, REASON),
-        (YES, "", "it has not heard of its drain yet"),
-        (DRAINED, "", ""),
-        ((503, "out of order"), '"out of order"', '"out of order"'),
-        ((404, "there is /metrics"), "", ""),
+        (NO, (REASON, True), (REASON, True)),
+        (NEVER, (REASON, False), (REASON, True)),
+        (NEVER_DRAINED, (REASON, False), (REASON, False)),
+        (YES, ("", False), ("it has not heard of its drain yet", True)),
+        (DRAINED, ("", False), ("", False)),
+        ((503, "out of order"), ('"out of order"', True), ('"out of order"', True)),
+        ((404, "there is /metrics"), ("", False), ("", False)),
     ],
 )
 def test_what_the_node_says_is_gone_by(
-    prestop: ModuleType, answer: tuple[int, Any], reason: str, after_drain: str
+    prestop: ModuleType,
+    answer: tuple[int, Any],
+    before: tuple[str, bool],
+    after: tuple[str, bool],
 ) -> None:
     with answering(answer) as (address, asked):
         verdict = asked_of(prestop, address)
     assert asked == ["/can-roll"]
-    assert (verdict.reason, verdict.after_drain()) == (reason, after_drain)
+    assert verdict[:2] == before
+    assert verdict.after_drain()[:2] == after
 
 
 def test_a_node_that_does_not_serve_is_not_waited_for(prestop: ModuleType) -> None:
     with answering(YES) as (address, _):
         pass
-    assert asked_of(prestop, address).after_drain() == ""
+    assert asked_of(prestop, address).after_drain() == prestop.Verdict()
 
 
 def test_a_node_that_is_too_busy_to_answer_is_waited_for(prestop: ModuleType) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         verdict = asked_of(prestop, f"127.0.0.1:{silent.getsockname()[1]}", 0.1)
     assert "it does not answer" in verdict.reason
+    assert verdict.passes
 
 
 def test_it_is_asked_for_longer_than_a_busy_node_takes_to_say_so(prestop: ModuleType) -> None:
@@ -166,6 +179,20 @@ def test_it_waits_and_drains_and_asks_whether_it_was_the_first(
         assert prestop.main(["20"]) == 0
     assert asked == ["/can-roll"] * 5
     assert (container / "called").read_text() == "drain 2 --timeout 3.0\n"
+
+
+def test_what_waiting_cannot_mend_is_said_and_not_waited_for(
+    prestop: ModuleType,
+    container: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And it does not hide that another was drained first, for which it waits."""
+    with answering(NEVER, NEVER, NO, NEVER_DRAINED) as (address, asked):
+        monkeypatch.setenv("PENSTOCK_METRICS_LISTEN", address)
+        assert prestop.main(["20"]) == 1
+    assert len(asked) == 4
+    assert f"leaves although it should not: {REASON}" in capsys.readouterr().out
 
 
 def test_what_was_not_done_is_said(

@@ -94,6 +94,11 @@ class NodePages:
 
 def _rolling(verdict: RollVerdict) -> Reply:
     reasons = verdict.reasons
-    told = {"can_roll": not reasons, "reasons": reasons, "drained": verdict.drained}
+    told = {
+        "can_roll": not reasons,
+        "reasons": reasons,
+        "passes": bool(reasons) and verdict.passes,
+        "drained": verdict.drained,
+    }
     body = json.dumps(told, ensure_ascii=False)
     return Reply(503 if reasons else 200, f"{body}\n".encode(), "application/json")

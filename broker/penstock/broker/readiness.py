@@ -15,7 +15,7 @@ from penstock.broker.core.rolling import (
     QuorumStanding,
     RollVerdict,
     VoterStanding,
-    why_not_roll,
+    judge,
 )
 from penstock.raft_meta.quorum import QuorumStatus, Role
 from penstock.v1 import cluster_pb2, controller_pb2
@@ -61,7 +61,7 @@ class Rollable:
         """By the rule of penstock.broker.core.rolling, and this node's picture of the cluster."""
         quorum = await self._quorum()
         if self._image is None:
-            return RollVerdict(why_not_roll(self._node_id, (), (), quorum))
+            return judge(self._node_id, (), (), quorum)
         if self._image.index < 0:
             return RollVerdict(
                 [f"node {self._node_id} has not heard of the metadata yet; next: ask again"]
@@ -69,10 +69,7 @@ class Rollable:
         # Before the partitions, which are collected in slices: what these miss can only be newer.
         brokers = [broker_standing(record) for record in self._image.brokers.values()]
         partitions = await self._partitions(self._image)
-        return RollVerdict(
-            why_not_roll(self._node_id, partitions, brokers, quorum),
-            any(one.drained_since_ms for one in brokers if one.node_id == self._node_id),
-        )
+        return judge(self._node_id, partitions, brokers, quorum)
 
     async def _quorum(self) -> QuorumStanding:
         try:

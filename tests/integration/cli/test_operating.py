@@ -130,7 +130,7 @@ def test_a_drain_that_cannot_end_ends_in_time(three: Operator) -> None:
     assert "error: broker 1 is drained, and within 2 s nobody else came in sync" in late.stderr
     assert "(single-" in late.stderr
     assert "next: wait until others are in sync" in late.stderr
-    assert any("only replica in sync of single" in why for why in reasons(three, 1))
+    assert any("the only replica of single" in why for why in reasons(three, 1))
     unknown = three.run("drain", "9")
     assert (unknown.status, "broker 9 is not registered" in unknown.stderr) == (1, True)
     assert three.run("can-roll", "9").status == 1

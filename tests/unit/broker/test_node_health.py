@@ -186,10 +186,11 @@ async def test_whether_a_node_may_stop_is_told_with_the_reasons() -> None:
         node.pages.roll_verdict = verdict
         no = await node.get("/can-roll")
         assert (no.status, no.content_type) == (503, "application/json")
-        assert json.loads(no.body) == {"can_roll": False, "reasons": reasons, "drained": False}
+        expected = {"can_roll": False, "reasons": reasons, "passes": True, "drained": False}
+        assert json.loads(no.body) == expected
         reasons, drained = [], True
         yes = await node.get("/can-roll")
-        told = {"can_roll": True, "reasons": [], "drained": True}
+        told = {"can_roll": True, "reasons": [], "passes": False, "drained": True}
         assert (yes.status, json.loads(yes.body)) == (200, told)
     finally:
         await node.health.stop()

@@ -12,6 +12,7 @@ from penstock.broker.core.rolling import (
     PartitionStanding,
     QuorumStanding,
     VoterStanding,
+    judge,
     why_not_roll,
 )
 
@@ -84,6 +85,29 @@ def test_of_nodes_that_are_drained_at_once_the_first_may_leave_and_no_other() ->
     # The first has left, and comes back anew: the next.
     assert why_not_roll(1, whole, brokers(2, drained=(2, 1)), quorum({}, 2)) != []
     assert why_not_roll(1, whole, brokers(drained=(1,)), quorum()) == []
+
+
+@pytest.mark.parametrize(
+    ("partitions", "controllers", "passes"),
+    [
+        ([partition([1], 1, replicas=1)], quorum(), False),
+        ([partition([1, 2, 3], 3)], quorum(), False),
+        ([partition([1, 2])], quorum(), True),
+        ([partition([1], 1)], quorum(), True),
+        ([partition([1], 1, replicas=1), partition([1, 2])], quorum(), True),
+        ([], quorum(count=1), False),
+        ([], quorum(count=2), False),
+        ([], quorum({}, 2, count=2), False),
+        ([], quorum({}, 2), True),
+        ([], QuorumStanding((), "nobody leads"), True),
+    ],
+)
+def test_whether_it_is_worth_to_wait_is_told(
+    partitions: list[PartitionStanding], controllers: QuorumStanding, passes: bool
+) -> None:
+    verdict = judge(1, partitions, brokers(), controllers)
+    assert verdict.reasons
+    assert verdict.passes == passes
 
 
 def test_who_is_not_drained_itself_leaves_to_no_drained_one() -> None:

@@ -77,10 +77,17 @@ class RollVerdict(NamedTuple):
     """What a node says of itself: ``reasons`` is of a picture in which it is ``drained``, or not.
 
     Only of a node that knows itself to be drained it is certain that it knows of all drains before.
+    ``passes``: some of the reasons may be over by themselves, and it is worth to wait for that.
     """
 
     reasons: list[str]
     drained: bool = False
+    passes: bool = True
+
+
+class _Reason(NamedTuple):
+    text: str
+    passes: bool = True
 
 
 def why_not_roll(
@@ -90,6 +97,16 @@ def why_not_roll(
     quorum: QuorumStanding,
 ) -> list[str]:
     """Why the node should not be stopped now, each with what to do next; empty: it may be."""
+    return judge(node_id, partitions, brokers, quorum).reasons
+
+
+def judge(
+    node_id: int,
+    partitions: Iterable[PartitionStanding],
+    brokers: Iterable[BrokerStanding],
+    quorum: QuorumStanding,
+) -> RollVerdict:
+    """The same with what else is to be known of it."""
     known = {broker.node_id: broker for broker in brokers}
     asked = known.get(node_id)
     own_ms = 0 if asked is None else asked.drained_since_ms
@@ -102,15 +119,21 @@ def why_not_roll(
     }
     absent = dict.fromkeys(leaving, "drained")
     absent |= {other.node_id: "down" for other in known.values() if not other.serves}
-    reasons: list[str] = []
+    reasons: list[_Reason] = []
     if absent.get(node_id) != "down":
         reasons += _about_partitions(node_id, partitions, absent)
-    return reasons + _about_controllers(node_id, quorum, leaving)
+    reasons += _about_controllers(node_id, quorum, leaving)
+    return RollVerdict(
+        [reason.text for reason in reasons],
+        drained=own_ms > 0,
+        passes=any(reason.passes for reason in reasons),
+    )
 
 
 def _about_partitions(
     node_id: int, partitions: Iterable[PartitionStanding], absent: Mapping[int, str]
-) -> list[str]:
+) -> list[_Reason]:
+    single: list[str] = []
     last: list[str] = []
     short: list[str] = []
     unmeetable: list[str] = []
@@ -118,7 +141,9 @@ def _about_partitions(
         if node_id not in partition.isr:
             continue
         left = sum(node != node_id and node not in absent for node in partition.isr)
-        if not left:
+        if len(partition.replicas) == 1:
+            single.append(partition.name)
+        elif not left:
             last.append(partition.name)
         elif left < partition.min_isr:
             never = partition.min_isr >= len(partition.replicas)
@@ -127,23 +152,31 @@ def _about_partitions(
     beside = f" ({some(others[:SHOWN], len(others))})" if others else ""
     reasons = []
     if last:
-        reasons.append(
+        text = (
             f"node {node_id} has the only replica in sync of {_named(last)}{beside}; next: wait "
-            "until another is in sync, as `penstock doctor` says; what has one replica needs "
-            "another first (`penstock partitions reassign`)"
+            "until another is in sync, as `penstock doctor` says"
         )
+        reasons.append(_Reason(text))
+    if single:
+        text = (
+            f"node {node_id} has the only replica of {_named(single)}, which nobody serves without "
+            "it; next: add a replica (`penstock partitions reassign`), or stop it all the same"
+        )
+        reasons.append(_Reason(text, passes=False))
     if short:
-        reasons.append(
+        text = (
             f"without node {node_id} fewer replicas of {_named(short)} are in sync than "
             f"min.insync.replicas{beside}, and acks=all would be refused; next: wait until the "
             "others are in sync, as `penstock doctor` says"
         )
+        reasons.append(_Reason(text))
     if unmeetable:
-        reasons.append(
+        text = (
             f"min.insync.replicas of {_named(unmeetable)} is as large as the number of replicas, "
             "so that acks=all is refused whenever one of their brokers is down; next: lower it "
             "(`penstock topics alter NAME --config min.insync.replicas=N`), or add a replica"
         )
+        reasons.append(_Reason(text, passes=False))
     return reasons
 
 
@@ -151,9 +184,11 @@ def _named(names: Sequence[str]) -> str:
     return some(names[:SHOWN], len(names))
 
 
-def _about_controllers(node_id: int, quorum: QuorumStanding, leaving: Collection[int]) -> list[str]:
+def _about_controllers(
+    node_id: int, quorum: QuorumStanding, leaving: Collection[int]
+) -> list[_Reason]:
     if quorum.doubt:
-        return [f"{quorum.doubt}; next: see `penstock quorum status`"]
+        return [_Reason(f"{quorum.doubt}; next: see `penstock quorum status`")]
     voters = {voter.node_id: voter for voter in quorum.voters}
     if node_id not in voters:
         return []
@@ -162,7 +197,7 @@ def _about_controllers(node_id: int, quorum: QuorumStanding, leaving: Collection
             f"controller {node_id} is the only one: without it no leader can be elected; next: "
             "stop it all the same if that is meant, or add controllers with `penstock quorum add`"
         )
-        return [alone]
+        return [_Reason(alone, passes=False)]
     left = [voter for voter in quorum.voters if voter.node_id != node_id]
     able = [
         voter
@@ -180,9 +215,10 @@ def _about_controllers(node_id: int, quorum: QuorumStanding, leaving: Collection
         f"there and caught up, and {needed} are a majority"
     )
     if not lacking:
-        return [f"{short}; next: add controllers with `penstock quorum add`"]
+        return [_Reason(f"{short}; next: add controllers with `penstock quorum add`", passes=False)]
     step = "start those, or wait until they have caught up, as `penstock quorum status` shows"
-    return [f"{short} (controller {lacking}); next: {step}"]
+    # Of two, the other that comes back is no majority either.
+    return [_Reason(f"{short} (controller {lacking}); next: {step}", passes=len(left) >= needed)]
 
 
 def _lack(voter: VoterStanding, leaving: Collection[int]) -> str:
