@@ -2,60 +2,98 @@
 
     python prestop.py SECONDS
 
-takes no longer than that: three quarters of it to wait until no partition would fall under its
-min.insync.replicas and the controllers can spare the node (/can-roll at metrics.listen), the rest
-to hand the node's leaderships to others (``drain``). Then the node is stopped in any case, and does
-what was not done as far as it can: exit status 1 and a line say so. A rolling restart goes by
+takes no longer than that. Half of it at most to wait until no partition would fall under its
+min.insync.replicas and the controllers can spare the node (/can-roll at metrics.listen), a quarter
+to hand the node's leaderships to others (``drain``), the rest to ask once more: of several nodes
+that are stopped at the same moment, and were all told that they may leave, the one that was drained
+first may still, and the others wait until it is back. Then the node is stopped in any case, and
+does what was not done as far as it can: exit status 1 and a line say so. A rolling restart goes by
 readiness alone, and a node is ready before its replicas are in sync again: this is what keeps two
-nodes from being out of sync at once.
+nodes from being out of sync at once. What waiting cannot mend, such as a topic with one replica, is
+said and not waited for.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.broker.config import NodeConfig
 from penstock.wire.transport import parse_address
 
 SETTINGS = Path("/etc/penstock/node.toml")
-WAITING_SHARE = 0.75
+WAITING_SHARE = 0.5
+DRAINING_SHARE = 0.25
 POLL_S = 0.5
-ANSWER_S = 5.0
+ANSWER_S = 12.0
+"""A node that is busy takes up to nine seconds to say so."""
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it is asked, not bound.
 
 
-def why_not_yet(url: str) -> str:
-    """Why the node should not leave yet; empty when it may, or where nobody can tell."""
+class Verdict(NamedTuple):
+    """Why the node should not leave yet, if waiting helps, and if it knows itself to be drained."""
+
+    reason: str = ""
+    passes: bool = False
+    drained: bool = True
+
+    def after_drain(self) -> Verdict:
+        """That of a node that has been drained: before it knows that, it does not count."""
+        if self.drained or self.passes:
+            return self
+        return Verdict(self.reason or "it has not heard of its drain yet", passes=True)
+
+
+def ask(address: tuple[str, int], timeout_s: float) -> Verdict:
+    """What the node says; no reason where nobody can tell."""
+    host, port = address
+    connection = http.client.HTTPConnection(EVERYWHERE.get(host, host), port, timeout=timeout_s)
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_S):  # noqa: S310 - of this container.
-            return ""
-    except urllib.error.HTTPError as error:
-        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
-            return error.read(2000).decode(errors="replace").strip() or "it says so"
-        return ""
-    except OSError:
+        connection.request("GET", "/can-roll")
+        answer = connection.getresponse()
+        text = answer.read(100_000).decode(errors="replace").strip()
+    except ConnectionRefusedError:
         # It does not serve: there is nothing to wait for.
-        return ""
+        return Verdict()
+    except (OSError, http.client.HTTPException) as error:
+        said = f"it does not answer at port {port}: {error or type(error).__name__}"
+        return Verdict(said, passes=True)
+    finally:
+        connection.close()
+    if answer.status not in (http.HTTPStatus.OK, http.HTTPStatus.SERVICE_UNAVAILABLE):
+        return Verdict()
+    try:
+        told = json.loads(text)
+        reason, passes = "; ".join(told["reasons"]), bool(told["passes"])
+        drained = bool(told["drained"])
+    except (ValueError, KeyError, TypeError):
+        reason, passes, drained = text, True, True
+    if answer.status == http.HTTPStatus.OK:
+        return Verdict(drained=drained)
+    return Verdict(reason or "it says so", passes, drained)
 
 
 def wait_until_it_may_leave(
-    ask: Callable[[], str],
+    look: Callable[[float], Verdict],
     timeout_s: float,
     clock_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Ask until there is no reason to stay, or the time is over; the last reason."""
+    """Ask, with the seconds that are left, until nothing is worth to wait for or the time is over.
+
+    The last reason is returned.
+    """
     end_s = clock_s() + timeout_s
-    while (reason := ask()) and clock_s() < end_s:
+    while (verdict := look(end_s - clock_s())).passes and clock_s() + POLL_S < end_s:
         sleep(POLL_S)
-    return reason
+    return verdict.reason
 
 
 def drain(command: Sequence[str], timeout_s: float) -> str:
@@ -76,15 +114,28 @@ def main(arguments: Sequence[str]) -> int:
     timeout_s = float(arguments[0])
     end_s = time.monotonic() + timeout_s
     config = NodeConfig.load(SETTINGS if SETTINGS.exists() else None, os.environ)
-    complaints = []
-    if config.metrics_listen:
-        _, port = parse_address(config.metrics_listen)
+    address = parse_address(config.metrics_listen) if config.metrics_listen else None
+
+    def look(left_s: float) -> Verdict:
+        assert address is not None
+        return ask(address, max(POLL_S, min(ANSWER_S, left_s)))
+
+    def look_after_drain(left_s: float) -> Verdict:
+        return look(left_s).after_drain()
+
+    if address is not None:
+        wait_until_it_may_leave(look, timeout_s * WAITING_SHARE)
+    draining_s = timeout_s * DRAINING_SHARE
+    # It needs a second to start, and knows best why it was not done.
+    within = f"{max(draining_s - 2, draining_s / 2):.1f}"
+    failed = drain(["penstock", "drain", str(config.node_id), "--timeout", within], draining_s)
+    reason = ""
+    if address is not None:
         reason = wait_until_it_may_leave(
-            lambda: why_not_yet(f"http://127.0.0.1:{port}/can-roll"), timeout_s * WAITING_SHARE
+            look if failed else look_after_drain, end_s - time.monotonic()
         )
-        if reason:
-            complaints.append(f"it leaves although it should not: {reason}")
-    if failed := drain(["penstock", "drain", str(config.node_id)], end_s - time.monotonic()):
+    complaints = [f"it leaves although it should not: {reason}"] if reason else []
+    if failed:
         complaints.append(f"it is not drained: {failed}")
     for complaint in complaints:
         sys.stdout.write(f"{complaint}\n")

@@ -271,3 +271,28 @@ def test_pods_find_what_they_mount(objects: list[Object]) -> None:
         for container in containers(spec):
             mounted = {one["name"] for one in container["volumeMounts"]}
             assert mounted <= set(volumes) | claims
+
+
+def test_the_job_makes_the_last_topic_too(objects: list[Object], tmp_path: Path) -> None:
+    """A file of the user's need not end with a line's end; and what stands there is no pattern."""
+    (job,) = of_kind(objects, "Job")
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    (tmp_path / "topics").write_text("orders --partitions 3\n\nold-* --config a=b")
+    (tmp_path / "old-file").touch()
+    program = tmp_path / "penstock"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n')
+    program.chmod(0o755)
+    script = command[-1].replace("/etc/penstock-topics", str(tmp_path))
+    done = subprocess.run(
+        [*command[:-1], script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "called").read_text().splitlines() == [
+        "topics create orders --partitions 3 --if-not-exists",
+        "topics create old-* --config a=b --if-not-exists",
+    ]

@@ -21,6 +21,7 @@ from penstock.broker.coordinator.lags import GroupLags
 from penstock.broker.coordinator.service import GroupsServicer
 from penstock.broker.coordinators import Coordinators
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.core.rolling import RollVerdict
 from penstock.broker.found_logs import report_unopened, tell_of_damage
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.live_config import LiveConfig
@@ -285,10 +286,10 @@ class Broker:
         """Why clients should be sent elsewhere; empty once it serves. Of one that has started."""
         return self._link.why_not_ready()
 
-    async def why_not_roll(self) -> list[str]:
-        """Why this node should not be stopped now; see penstock.broker.core.rolling."""
+    async def roll_verdict(self) -> RollVerdict:
+        """Whether this node may be stopped now; see penstock.broker.core.rolling."""
         link = self._link
-        return await Rollable(self._config.node_id, self._image, link.describe_quorum).why_not()
+        return await Rollable(self._config.node_id, self._image, link.describe_quorum).verdict()
 
     async def wait_failed(self) -> None:
         """Wait for ever, or raise what makes this broker unfit to go on."""

@@ -24,7 +24,7 @@ from penstock.broker.graphite import GraphitePusher
 from penstock.broker.http import NodeHttp
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.node_health import NodeHealth
-from penstock.broker.node_http import NodePages, WhyNotRoll
+from penstock.broker.node_http import AskVerdict, NodePages
 from penstock.broker.quorum_view import QuorumView
 from penstock.broker.readiness import Rollable, why_controller_not_ready
 from penstock.raft_meta.config import ControllerConfig
@@ -89,9 +89,9 @@ class Node:
                 self._undo.append(self._broker.stop)
                 await self._broker.start()
                 health.require(self._broker.why_not_ready)
-                pages.why_not_roll = self._broker.why_not_roll
+                pages.roll_verdict = self._broker.roll_verdict
             elif config.metrics_listen:
-                pages.why_not_roll = self._of_a_controller_alone(tls)
+                pages.roll_verdict = self._of_a_controller_alone(tls)
             health.started()
         except BaseException:
             await self.stop()
@@ -175,13 +175,13 @@ class Node:
         self._undo.append(lambda: asyncio.to_thread(http.close))
         log.info("listening for probes and metrics", address=self._config.metrics_listen)
 
-    def _of_a_controller_alone(self, tls: NodeTls | None) -> WhyNotRoll:
+    def _of_a_controller_alone(self, tls: NodeTls | None) -> AskVerdict:
         """Without a broker there is nobody else who would know the other controllers."""
         config = self._config
         directory = ControllerDirectory(config.voters, NodeConnector(tls))
         self._undo.append(directory.close)
         quorum = QuorumView(directory, config.node_id)
-        return Rollable(config.node_id, None, quorum.describe).why_not
+        return Rollable(config.node_id, None, quorum.describe).verdict
 
     def _tls(self, cluster_id: str) -> NodeTls | None:
         """The node's credentials, if it has any. Raises ConfigurationError for unusable ones."""

@@ -13,6 +13,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from penstock.broker.core.rolling import RollVerdict
 from penstock.broker.http import Reply, Route
 from penstock.broker.node_health import LoopBusyError, NodeHealth
 
@@ -23,7 +24,7 @@ _AT_ONCE: Final = 2
 _PLACE_S: Final = 1.0
 _GZIP_LEVEL: Final = 1  # The text is very regular: more costs more than it saves.
 
-WhyNotRoll = Callable[[], Awaitable[list[str]]]
+AskVerdict = Callable[[], Awaitable[RollVerdict]]
 
 
 def metrics_reply(registry: CollectorRegistry, headers: Message) -> Reply:
@@ -36,13 +37,13 @@ def metrics_reply(registry: CollectorRegistry, headers: Message) -> Reply:
 
 
 class NodePages:
-    """What the paths answer. ``why_not_roll`` is set once there is somebody to ask."""
+    """What the paths answer. ``roll_verdict`` is set once there is somebody to ask."""
 
     def __init__(self, health: NodeHealth, registry: CollectorRegistry) -> None:
         self._health = health
         self._registry = registry
         self._dear = threading.BoundedSemaphore(_AT_ONCE)
-        self.why_not_roll: WhyNotRoll | None = None
+        self.roll_verdict: AskVerdict | None = None
 
     def routes(self) -> Mapping[str, Route]:
         """The paths."""
@@ -63,23 +64,23 @@ class NodePages:
     def _can_roll(self) -> Reply:
         with self._place() as free:
             if not free:
-                return _rolling(["others ask the same now; next: ask again"])
-            return _rolling(self._why_not_roll())
+                return _rolling(RollVerdict(["others ask the same now; next: ask again"]))
+            return _rolling(self._verdict())
 
-    def _why_not_roll(self) -> list[str]:
+    def _verdict(self) -> RollVerdict:
         if reason := self._health.startup():
-            return [f"{reason}; next: wait until /startupz answers 200"]
-        ask = self.why_not_roll
+            return RollVerdict([f"{reason}; next: wait until /startupz answers 200"])
+        ask = self.roll_verdict
         if ask is None:
-            return ["the node starts; next: ask again"]
+            return RollVerdict(["the node starts; next: ask again"])
 
-        async def question() -> list[str]:
+        async def question() -> RollVerdict:
             return await ask()
 
         try:
             return self._health.ask(question, ROLL_S)
         except LoopBusyError as error:
-            return [f"{error}; next: ask again"]
+            return RollVerdict([f"{error}; next: ask again"])
 
     @contextmanager
     def _place(self) -> Iterator[bool]:
@@ -91,6 +92,13 @@ class NodePages:
                 self._dear.release()
 
 
-def _rolling(reasons: list[str]) -> Reply:
-    body = json.dumps({"can_roll": not reasons, "reasons": reasons}, ensure_ascii=False)
+def _rolling(verdict: RollVerdict) -> Reply:
+    reasons = verdict.reasons
+    told = {
+        "can_roll": not reasons,
+        "reasons": reasons,
+        "passes": bool(reasons) and verdict.passes,
+        "drained": verdict.drained,
+    }
+    body = json.dumps(told, ensure_ascii=False)
     return Reply(503 if reasons else 200, f"{body}\n".encode(), "application/json")

@@ -13,8 +13,9 @@ from penstock.broker.core.rolling import (
     BrokerStanding,
     PartitionStanding,
     QuorumStanding,
+    RollVerdict,
     VoterStanding,
-    why_not_roll,
+    judge,
 )
 from penstock.raft_meta.quorum import QuorumStatus, Role
 from penstock.v1 import cluster_pb2, controller_pb2
@@ -33,16 +34,18 @@ def why_controller_not_ready(status: QuorumStatus) -> str:
     """Why a controller has not joined its quorum; empty when it leads, or follows closely."""
     if status.leader_id < 0:
         return "the controller knows no leader of the quorum"
-    behind = status.commit_index - status.applied_index
+    # A follower takes no more to be decided than it has, however much more the leader has.
+    decided = max(status.commit_index, status.leaders_commit_index)
+    behind = decided - status.applied_index
     if behind > _BEHIND_ENTRIES:
-        return f"the controller has {behind} entries of the metadata still to apply"
+        return f"the controller has {behind} entries of the metadata still to get or to apply"
     if status.role is not Role.LEADER and status.commit_index == 0:
         return f"the controller has heard nothing from the leader {status.leader_id} yet"
     return ""
 
 
 class Rollable:
-    """Says why this node should not be stopped. Used on one event loop.
+    """Says whether this node may be stopped. Used on one event loop.
 
     ``image`` is None of a controller without a broker: it has no replicas.
     """
@@ -54,16 +57,19 @@ class Rollable:
         self._image = image
         self._describe_quorum = describe_quorum
 
-    async def why_not(self) -> list[str]:
-        """The reasons of penstock.broker.core.rolling, by this node's picture of the cluster."""
+    async def verdict(self) -> RollVerdict:
+        """By the rule of penstock.broker.core.rolling, and this node's picture of the cluster."""
         quorum = await self._quorum()
         if self._image is None:
-            return why_not_roll(self._node_id, (), (), quorum)
+            return judge(self._node_id, (), (), quorum)
         if self._image.index < 0:
-            return [f"node {self._node_id} has not heard of the metadata yet; next: ask again"]
-        partitions = await self._partitions(self._image)
+            return RollVerdict(
+                [f"node {self._node_id} has not heard of the metadata yet; next: ask again"]
+            )
+        # Before the partitions, which are collected in slices: what these miss can only be newer.
         brokers = [broker_standing(record) for record in self._image.brokers.values()]
-        return why_not_roll(self._node_id, partitions, brokers, quorum)
+        partitions = await self._partitions(self._image)
+        return judge(self._node_id, partitions, brokers, quorum)
 
     async def _quorum(self) -> QuorumStanding:
         try:
@@ -89,7 +95,7 @@ class Rollable:
 def broker_standing(record: cluster_pb2.BrokerRecord) -> BrokerStanding:
     """A broker, as the metadata have it."""
     serves = not record.fenced and not record.in_controlled_shutdown
-    return BrokerStanding(record.node_id, serves, record.drained_since_ms > 0)
+    return BrokerStanding(record.node_id, serves, record.drained_since_ms)
 
 
 def partition_standing(

@@ -22,18 +22,25 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock.cli.installation import require_broker
 from penstock.cli.output import print_json
 from penstock.cli.settings import Output, resolve
-from penstock.wire.errors import DataDirectoryError, InconsistentClusterIdError
+from penstock.wire.errors import (
+    ConfigurationError,
+    DataDirectoryError,
+    InconsistentClusterIdError,
+)
 
 if TYPE_CHECKING:
     from penstock.broker.config import NodeConfig
     from penstock.cli.node_records import Records
+
+PLACEHOLDER: Final = "CHANGE-ME"
+"""What deploy/ has for the id of a cluster that is not yet anybody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,13 @@ def adopt_disks(
 
     The first of them is data.dir. ``founder`` is the controller that founds a new cluster.
     """
+    if cluster_id == PLACEHOLDER:
+        # It is never changed later, and two clusters of one id would take each other's disks.
+        raise ConfigurationError(
+            f"the cluster's id is {PLACEHOLDER} still; next: put one of its own in its place, from "
+            "`openssl rand -hex 11`, before the first start: in cluster-id.yaml of the overlay, or "
+            "as clusterId of the chart"
+        )
     name, cluster = f"node-{node_id}", "cluster"
     had = _known(records, name, cluster_id)
     founds = founder and not _is_founded(records, cluster, cluster_id) and not had

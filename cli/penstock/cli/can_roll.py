@@ -103,7 +103,7 @@ def reasons_now(admin: AdminClient, node: int) -> list[str]:
         node,
         [standing for topic in topics for standing in partition_standings(topic)],
         [
-            BrokerStanding(broker.node_id, broker.is_usable, broker.drained_since_ms > 0)
+            BrokerStanding(broker.node_id, broker.is_usable, broker.drained_since_ms)
             for broker in cluster.brokers
         ],
         quorum_standing(quorum),

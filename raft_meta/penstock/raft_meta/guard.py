@@ -127,6 +127,11 @@ class Guard:
         return self._desk.dropped
 
     @property
+    def leaders_commit(self) -> int:
+        """Up to where a leader said last that the log is decided; 0 before any was heard."""
+        return self._desk.leaders_commit
+
+    @property
     def is_alone(self) -> bool:
         """This node is the only voter."""
         return self._desk.is_voter and not self._desk.peers

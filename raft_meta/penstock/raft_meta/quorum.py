@@ -104,6 +104,9 @@ class QuorumStatus:
     """Who is on its way to become a voter, as the leader knows; it holds up all other changes."""
     founding_refusals: Mapping[int, str] = field(default_factory=dict)
     """Why others do not take part in the first start, by node id."""
+    leaders_commit_index: int = 0
+    """Up to where the leader said last that the log is decided: more than ``commit_index``, while
+    this voter lacks entries. 0 as the leader, and before one was heard."""
     unconnected: frozenset[int] = frozenset()
     """The other voters that have no connection to this node: they ended, or started just now."""
 

@@ -476,6 +476,7 @@ class Voter:
             founder_id=self._guard.founding.founder_id,
             needs_permission=self._guard.founding.needs_permission,
             founding_refusals=dict(self._guard.founding.refusals),
+            leaders_commit_index=0 if leading else self._guard.leaders_commit,
         )
 
     def close(self) -> None:

@@ -143,10 +143,14 @@ def test_prometheus_scrapes_a_cluster_and_tells_of_a_node_that_is_killed(
         wait_until(
             lambda: "PenstockUnderReplicated" in watching.firing(), "replicas are missed", DOWN_S
         )
+        # The cluster's own word, which needs no target.
+        wait_until(lambda: "PenstockBrokerMissing" in watching.firing(), "it is missed", DOWN_S)
+        assert "PenstockNotWatched" not in watching.firing()
+        fired = {"PenstockNodeDown", "PenstockUnderReplicated", "PenstockBrokerMissing"}
         cluster.nodes[3].start()
         cluster.wait_ready()
         wait_until(
-            lambda: not {"PenstockNodeDown", "PenstockUnderReplicated"} & watching.firing().keys(),
+            lambda: not fired & watching.firing().keys(),
             "all is well again",
             DOWN_S,
         )

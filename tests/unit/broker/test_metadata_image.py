@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import pytest
 
 from penstock.broker.core import metadata_image
@@ -48,6 +51,29 @@ def test_a_snapshot_fills_the_picture() -> None:
     assert image.partition_by_id(TopicIdPartition(A, 0)) == found
     assert image.named(TopicIdPartition(A, 0)) == TopicPartition("orders", 0)
     assert image.partition("orders", 1) is None
+
+
+def test_topics_that_come_and_go_can_be_asked_for_on_another_thread() -> None:
+    """As by a scrape; the event loop's thread is interrupted at each step of a removal."""
+    image = with_orders()
+    met: list[str] = []
+
+    def look(frame: FrameType, event: str, _arg: object) -> object:
+        if frame.f_code.co_filename != metadata_image.__file__:
+            return None
+        sys.settrace(None)
+        found = image.topic("orders")
+        met.append("gone" if found is None else found.name)
+        sys.settrace(look)  # type: ignore[arg-type]
+        return look
+
+    sys.settrace(look)  # type: ignore[arg-type]
+    try:
+        image.apply(delta(6, removed_topics=[A]))
+    finally:
+        sys.settrace(None)
+    assert met[0] == "orders"
+    assert met[-1] == "gone"
 
 
 def test_what_brokers_can_not_serve_is_counted() -> None:

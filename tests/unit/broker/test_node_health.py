@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from penstock.broker import node_health
+from penstock.broker.core.rolling import RollVerdict
 from penstock.broker.http import NodeHttp, Reply
 from penstock.broker.node_health import LIVE_S, LoopBusyError, NodeHealth
 from penstock.broker.node_http import NodePages
@@ -172,21 +173,25 @@ async def test_whether_a_node_may_stop_is_told_with_the_reasons() -> None:
     node = Pages()
     reasons = ["node 1 has the only replica in sync of orders-0; next: wait"]
 
-    async def why_not() -> list[str]:
-        return reasons
+    drained = False
+
+    async def verdict() -> RollVerdict:
+        return RollVerdict(reasons, drained)
 
     try:
         early = await node.get("/can-roll")
         assert early.status == 503
         assert "starts" in json.loads(early.body)["reasons"][0]
         node.health.started()
-        node.pages.why_not_roll = why_not
+        node.pages.roll_verdict = verdict
         no = await node.get("/can-roll")
         assert (no.status, no.content_type) == (503, "application/json")
-        assert json.loads(no.body) == {"can_roll": False, "reasons": reasons}
-        reasons = []
+        expected = {"can_roll": False, "reasons": reasons, "passes": True, "drained": False}
+        assert json.loads(no.body) == expected
+        reasons, drained = [], True
         yes = await node.get("/can-roll")
-        assert (yes.status, json.loads(yes.body)) == (200, {"can_roll": True, "reasons": []})
+        told = {"can_roll": True, "reasons": [], "passes": False, "drained": True}
+        assert (yes.status, json.loads(yes.body)) == (200, told)
     finally:
         await node.health.stop()
 
@@ -212,14 +217,14 @@ async def test_probes_have_their_turn_while_dear_answers_are_worked_on() -> None
     go_on, both_asked = asyncio.Event(), asyncio.Event()
     asked: list[int] = []
 
-    async def why_not() -> list[str]:
+    async def verdict() -> RollVerdict:
         asked.append(1)
         if len(asked) == 2:
             both_asked.set()
         await go_on.wait()
-        return []
+        return RollVerdict([])
 
-    node.pages.why_not_roll = why_not
+    node.pages.roll_verdict = verdict
     try:
         held = [asyncio.create_task(node.get("/can-roll")) for _ in range(2)]
         await both_asked.wait()

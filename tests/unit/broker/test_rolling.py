@@ -12,13 +12,15 @@ from penstock.broker.core.rolling import (
     PartitionStanding,
     QuorumStanding,
     VoterStanding,
+    judge,
     why_not_roll,
 )
 
 
 def brokers(*down: int, drained: tuple[int, ...] = (), count: int = 3) -> list[BrokerStanding]:
+    """``drained`` one after the other."""
     return [
-        BrokerStanding(node, serves=node not in down, drained=node in drained)
+        BrokerStanding(node, node not in down, drained.index(node) + 1 if node in drained else 0)
         for node in range(1, count + 1)
     ]
 
@@ -55,7 +57,10 @@ def test_a_whole_cluster_can_do_without_any_node() -> None:
 def test_a_partition_that_would_suffer_is_named(
     isr: list[int], min_isr: int, down: tuple[int, ...], drained: tuple[int, ...], said: str
 ) -> None:
-    reasons = why_not_roll(1, [partition(isr, min_isr)], brokers(*down, drained=drained), quorum())
+    standing = brokers(*down, drained=drained)
+    # Where a drained node is a controller too, that says so: not here.
+    controllers = quorum(count=5)
+    reasons = why_not_roll(1, [partition(isr, min_isr)], standing, controllers)
     assert len(reasons) == 1
     assert said in reasons[0]
     assert "; next: " in reasons[0]
@@ -68,6 +73,48 @@ def test_a_replica_that_is_not_in_sync_keeps_nothing_up() -> None:
 
 def test_a_node_that_is_drained_itself_may_stop() -> None:
     assert why_not_roll(1, [partition([1, 2, 3])], brokers(drained=(1,)), quorum()) == []
+
+
+def test_of_nodes_that_are_drained_at_once_the_first_may_leave_and_no_other() -> None:
+    both = brokers(drained=(2, 1))
+    whole = [partition([1, 2, 3])]
+    assert why_not_roll(2, whole, both, quorum()) == []
+    (about_partitions, about_controllers) = why_not_roll(1, whole, both, quorum())
+    assert "broker 2 is drained" in about_partitions
+    assert "controller 2 is drained" in about_controllers
+    # The first has left, and comes back anew: the next.
+    assert why_not_roll(1, whole, brokers(2, drained=(2, 1)), quorum({}, 2)) != []
+    assert why_not_roll(1, whole, brokers(drained=(1,)), quorum()) == []
+
+
+@pytest.mark.parametrize(
+    ("partitions", "controllers", "passes"),
+    [
+        ([partition([1], 1, replicas=1)], quorum(), False),
+        ([partition([1, 2, 3], 3)], quorum(), False),
+        ([partition([1, 2])], quorum(), True),
+        ([partition([1], 1)], quorum(), True),
+        ([partition([1], 1, replicas=1), partition([1, 2])], quorum(), True),
+        ([], quorum(count=1), False),
+        ([], quorum(count=2), False),
+        ([], quorum({}, 2, count=2), False),
+        ([], quorum({}, 2), True),
+        ([], QuorumStanding((), "nobody leads"), True),
+    ],
+)
+def test_whether_it_is_worth_to_wait_is_told(
+    partitions: list[PartitionStanding], controllers: QuorumStanding, passes: bool
+) -> None:
+    verdict = judge(1, partitions, brokers(), controllers)
+    assert verdict.reasons
+    assert verdict.passes == passes
+
+
+def test_who_is_not_drained_itself_leaves_to_no_drained_one() -> None:
+    assert why_not_roll(3, [partition([1, 2, 3])], brokers(drained=(2,)), quorum()) != []
+    # Where no partition suffers the controllers may.
+    (reason,) = why_not_roll(3, [], brokers(drained=(2,)), quorum())
+    assert "controller 2 is drained" in reason
 
 
 def test_a_broker_that_is_down_already_can_be_stopped() -> None:
@@ -120,15 +167,29 @@ standings = st.lists(
 )
 
 
-@given(nodes, standings, st.sets(nodes), st.sets(nodes))
+@given(nodes, standings, st.sets(nodes), st.lists(nodes, unique=True))
 def test_what_may_be_stopped_leaves_every_partition_writable_that_was(
-    node: int, partitions: list[PartitionStanding], down: set[int], drained: set[int]
+    node: int, partitions: list[PartitionStanding], down: set[int], drained: list[int]
 ) -> None:
     known = brokers(*down, drained=tuple(drained), count=5)
-    allowed = not why_not_roll(node, partitions, known, quorum(count=5))
+    allowed = not why_not_roll(node, partitions, known, QuorumStanding(()))
+    before = drained[: drained.index(node)] if node in drained else drained
 
     def suffers(one: PartitionStanding) -> bool:
-        left = {member for member in one.isr if member not in {*down, *drained, node}}
+        left = {member for member in one.isr if member not in {*down, *before, node}}
         return node in one.isr and len(left) < max(1, one.min_isr)
 
     assert allowed == (node in down or not any(map(suffers, partitions)))
+
+
+@given(standings, st.lists(nodes, unique=True, min_size=2))
+def test_of_drained_nodes_one_at_a_time_takes_a_replica_away(
+    partitions: list[PartitionStanding], drained: list[int]
+) -> None:
+    known = brokers(drained=tuple(drained), count=5)
+    # Each of these may leave, one after the other and without any of them being back.
+    leave = {node for node in drained if not why_not_roll(node, partitions, known, quorum(count=5))}
+    for one in partitions:
+        if leave & set(one.isr):
+            assert len(set(one.isr) - leave) >= max(1, one.min_isr)
+    assert len(leave) <= 2, "a majority of the controllers stays"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.datadir import (
+    META_FILE,
     DirectoryMeta,
     format_directory,
     open_directories,
@@ -16,7 +17,7 @@ from penstock.broker.datadir import (
     use_up_founding,
 )
 from penstock.chaos.backends.kube_api import KubeApi
-from penstock.cli.adopt import Adopted, adopt_disks
+from penstock.cli.adopt import PLACEHOLDER, Adopted, adopt_disks
 from penstock.cli.app import app
 from penstock.cli.node_records import (
     ConfigMapRecords,
@@ -97,6 +98,19 @@ def lose(disk: Path) -> None:
 def test_a_new_node_has_its_empty_disk_formatted(disk: Path, records: Records) -> None:
     assert adopted(disk, records, node=1) == Adopted((disk,), may_found=False)
     assert read_meta(disk) == DirectoryMeta(CLUSTER, 1)
+
+
+def test_no_cluster_is_founded_by_the_id_that_stands_in_for_one(
+    disk: Path, records: Records
+) -> None:
+    root = Path(__file__).resolve().parents[3]
+    for variant in ("production", "production-dedicated"):
+        text = (root / f"deploy/kubernetes/overlays/{variant}/cluster-id.yaml").read_text()
+        assert f"cluster-id: {PLACEHOLDER}\n" in text
+    with pytest.raises(ConfigurationError, match="openssl rand"):
+        adopt_disks([disk], 0, PLACEHOLDER, founder=True, records=records)
+    assert not (disk / META_FILE).exists()
+    assert records.read("node-0") is None
 
 
 def test_the_founder_may_found_on_its_first_day_alone(disk: Path, records: Records) -> None:

@@ -87,6 +87,17 @@ def test_where_all_are_drained_nothing_moves_in_vain() -> None:
     assert [part.leader_epoch for part in driver.state.partitions(topic_id(1))] == epochs
 
 
+def test_who_was_drained_first_is_so_by_the_log_and_not_by_clocks() -> None:
+    driver = three()
+    driver.drain(3, since_ms=5_000)
+    driver.drain(1, since_ms=5_000)
+    driver.drain(2, since_ms=20)
+    since = {node: broker.drained_since_ms for node, broker in driver.state.brokers.items()}
+    assert since == {3: 5_000, 1: 5_001, 2: 5_002}
+    driver.drain(3, since_ms=9_000)
+    assert driver.state.brokers[3].drained_since_ms == 5_000, "it keeps its place"
+
+
 def test_the_preferred_leader_is_not_elected_while_it_is_drained() -> None:
     driver = three()
     driver.drain(1)

@@ -208,9 +208,10 @@ class MetadataImage:
         return iter(self._topics.values())
 
     def topic(self, name: str) -> Topic | None:
-        """The topic of this name."""
+        """The topic of this name. On any thread."""
         topic_id = self._ids.get(name)
-        return None if topic_id is None else self._topics[topic_id]
+        # While one goes, another thread may find its name still.
+        return None if topic_id is None else self._topics.get(topic_id)
 
     def topic_by_id(self, topic_id: TopicId) -> Topic | None:
         """The topic of this id."""

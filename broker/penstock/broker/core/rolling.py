@@ -12,15 +12,17 @@ left that is caught up                caught up are no majority; or nobody leads
 ====================================  ===========================================================
 
 Other brokers that are fenced, stopping or drained count as absent: they are on their way down, or
-somebody is about to take them down. A replica of the node that is not in sync keeps nothing up, so
-that stopping the node changes nothing there.
+somebody is about to take them down; so do the controllers of drained ones. Of nodes that are all
+drained the first counts the others as there: it leaves, and they wait for it. So of nodes that are
+drained first and ask then, as preStop does, no two are told yes at once. A replica of the node that
+is not in sync keeps nothing up, so that stopping the node changes nothing there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.wire.wording import SHOWN, some
 
@@ -41,11 +43,14 @@ class PartitionStanding:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStanding:
-    """A registered broker; it ``serves`` when it is not fenced and does not stop."""
+    """A registered broker; it ``serves`` when it is not fenced and does not stop.
+
+    ``drained_since_ms`` puts those that are drained in order, and is 0 of others.
+    """
 
     node_id: int
     serves: bool
-    drained: bool = False
+    drained_since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,23 @@ class QuorumStanding:
     doubt: str = ""
 
 
+class RollVerdict(NamedTuple):
+    """What a node says of itself: ``reasons`` is of a picture in which it is ``drained``, or not.
+
+    Only of a node that knows itself to be drained it is certain that it knows of all drains before.
+    ``passes``: some of the reasons may be over by themselves, and it is worth to wait for that.
+    """
+
+    reasons: list[str]
+    drained: bool = False
+    passes: bool = True
+
+
+class _Reason(NamedTuple):
+    text: str
+    passes: bool = True
+
+
 def why_not_roll(
     node_id: int,
     partitions: Iterable[PartitionStanding],
@@ -75,20 +97,43 @@ def why_not_roll(
     quorum: QuorumStanding,
 ) -> list[str]:
     """Why the node should not be stopped now, each with what to do next; empty: it may be."""
-    absent = {
-        broker.node_id: "drained" if broker.serves else "down"
-        for broker in brokers
-        if not broker.serves or broker.drained
+    return judge(node_id, partitions, brokers, quorum).reasons
+
+
+def judge(
+    node_id: int,
+    partitions: Iterable[PartitionStanding],
+    brokers: Iterable[BrokerStanding],
+    quorum: QuorumStanding,
+) -> RollVerdict:
+    """The same with what else is to be known of it."""
+    known = {broker.node_id: broker for broker in brokers}
+    asked = known.get(node_id)
+    own_ms = 0 if asked is None else asked.drained_since_ms
+    leaving = {
+        other.node_id
+        for other in known.values()
+        if other.node_id != node_id
+        and other.drained_since_ms
+        and not 0 < own_ms < other.drained_since_ms
     }
-    reasons: list[str] = []
+    absent = dict.fromkeys(leaving, "drained")
+    absent |= {other.node_id: "down" for other in known.values() if not other.serves}
+    reasons: list[_Reason] = []
     if absent.get(node_id) != "down":
         reasons += _about_partitions(node_id, partitions, absent)
-    return reasons + _about_controllers(node_id, quorum)
+    reasons += _about_controllers(node_id, quorum, leaving)
+    return RollVerdict(
+        [reason.text for reason in reasons],
+        drained=own_ms > 0,
+        passes=any(reason.passes for reason in reasons),
+    )
 
 
 def _about_partitions(
     node_id: int, partitions: Iterable[PartitionStanding], absent: Mapping[int, str]
-) -> list[str]:
+) -> list[_Reason]:
+    single: list[str] = []
     last: list[str] = []
     short: list[str] = []
     unmeetable: list[str] = []
@@ -96,7 +141,9 @@ def _about_partitions(
         if node_id not in partition.isr:
             continue
         left = sum(node != node_id and node not in absent for node in partition.isr)
-        if not left:
+        if len(partition.replicas) == 1:
+            single.append(partition.name)
+        elif not left:
             last.append(partition.name)
         elif left < partition.min_isr:
             never = partition.min_isr >= len(partition.replicas)
@@ -105,23 +152,31 @@ def _about_partitions(
     beside = f" ({some(others[:SHOWN], len(others))})" if others else ""
     reasons = []
     if last:
-        reasons.append(
+        text = (
             f"node {node_id} has the only replica in sync of {_named(last)}{beside}; next: wait "
-            "until another is in sync, as `penstock doctor` says; what has one replica needs "
-            "another first (`penstock partitions reassign`)"
+            "until another is in sync, as `penstock doctor` says"
         )
+        reasons.append(_Reason(text))
+    if single:
+        text = (
+            f"node {node_id} has the only replica of {_named(single)}, which nobody serves without "
+            "it; next: add a replica (`penstock partitions reassign`), or stop it all the same"
+        )
+        reasons.append(_Reason(text, passes=False))
     if short:
-        reasons.append(
+        text = (
             f"without node {node_id} fewer replicas of {_named(short)} are in sync than "
             f"min.insync.replicas{beside}, and acks=all would be refused; next: wait until the "
             "others are in sync, as `penstock doctor` says"
         )
+        reasons.append(_Reason(text))
     if unmeetable:
-        reasons.append(
+        text = (
             f"min.insync.replicas of {_named(unmeetable)} is as large as the number of replicas, "
             "so that acks=all is refused whenever one of their brokers is down; next: lower it "
             "(`penstock topics alter NAME --config min.insync.replicas=N`), or add a replica"
         )
+        reasons.append(_Reason(text, passes=False))
     return reasons
 
 
@@ -129,9 +184,11 @@ def _named(names: Sequence[str]) -> str:
     return some(names[:SHOWN], len(names))
 
 
-def _about_controllers(node_id: int, quorum: QuorumStanding) -> list[str]:
+def _about_controllers(
+    node_id: int, quorum: QuorumStanding, leaving: Collection[int]
+) -> list[_Reason]:
     if quorum.doubt:
-        return [f"{quorum.doubt}; next: see `penstock quorum status`"]
+        return [_Reason(f"{quorum.doubt}; next: see `penstock quorum status`")]
     voters = {voter.node_id: voter for voter in quorum.voters}
     if node_id not in voters:
         return []
@@ -140,26 +197,35 @@ def _about_controllers(node_id: int, quorum: QuorumStanding) -> list[str]:
             f"controller {node_id} is the only one: without it no leader can be elected; next: "
             "stop it all the same if that is meant, or add controllers with `penstock quorum add`"
         )
-        return [alone]
+        return [_Reason(alone, passes=False)]
     left = [voter for voter in quorum.voters if voter.node_id != node_id]
-    able = [voter for voter in left if voter.answers and 0 <= voter.behind <= CAUGHT_UP_ENTRIES]
+    able = [
+        voter
+        for voter in left
+        if voter.answers and 0 <= voter.behind <= CAUGHT_UP_ENTRIES and voter.node_id not in leaving
+    ]
     needed = len(voters) // 2 + 1
     if len(able) >= needed:
         return []
-    lacking = ", ".join(f"{voter.node_id} {_lack(voter)}" for voter in left if voter not in able)
+    lacking = ", ".join(
+        f"{voter.node_id} {_lack(voter, leaving)}" for voter in left if voter not in able
+    )
     short = (
         f"without controller {node_id} only {len(able)} of {len(voters)} controllers would be "
         f"there and caught up, and {needed} are a majority"
     )
     if not lacking:
-        return [f"{short}; next: add controllers with `penstock quorum add`"]
+        return [_Reason(f"{short}; next: add controllers with `penstock quorum add`", passes=False)]
     step = "start those, or wait until they have caught up, as `penstock quorum status` shows"
-    return [f"{short} (controller {lacking}); next: {step}"]
+    # Of two, the other that comes back is no majority either.
+    return [_Reason(f"{short} (controller {lacking}); next: {step}", passes=len(left) >= needed)]
 
 
-def _lack(voter: VoterStanding) -> str:
+def _lack(voter: VoterStanding, leaving: Collection[int]) -> str:
     if not voter.answers:
         return "does not answer"
     if voter.behind < 0:
         return "has not been heard yet"
+    if voter.node_id in leaving:
+        return "is drained"
     return f"is {voter.behind} entries behind"

@@ -160,6 +160,7 @@ class Desk:
         self.machine = machine  # How far this node's state machine is; None: nobody says.
         self.engine: Engine = None  # type: ignore[assignment]  # Guard.bind() is called first.
         self.now_s = 0.0
+        self.leaders_commit = 0  # What a leader that counts said last to be decided.
         self.dropped = 0  # Messages that were malformed, or from nobody who may send them.
         self.voters: VoterSet | None = None  # The one that the engine counts with.
         self.peers: tuple[int, ...] = ()  # The other voters.

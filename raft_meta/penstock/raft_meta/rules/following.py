@@ -29,6 +29,7 @@ class Following:
             return
         if not self._terms.accept_leader(peer, message):
             return
+        self.hear_commit(peer, message, append.commit_index)
         try:
             decision = decide(desk.journal, append, entries)
         except RaftSafetyError:
@@ -60,6 +61,11 @@ class Following:
         self.reply(
             peer, append.round, success=decision.success, next_index=decision.next_index
         )  # fmt: skip
+
+    def hear_commit(self, peer: int, message: Message, commit_index: int) -> None:
+        """Note how far the leader is. The newest word holds, so that a wrong one does not stay."""
+        if self._desk.counts(peer, message):
+            self._desk.leaders_commit = commit_index
 
     def follow(self, peer: int, message: Message, commit_index: int = 0) -> None:
         """Have the engine note term, leader and commit index, and append nothing."""

@@ -157,6 +157,7 @@ class Receiving:
             return
         if not self._terms.accept_leader(peer, message):
             return
+        following.hear_commit(peer, message, chunk.commit_index)
         following.follow(peer, message)
         journal, last = self._desk.journal, chunk.last_index
         if last <= journal.commit_index or journal.term_at(last) == chunk.last_term:
