@@ -23,7 +23,7 @@ from penstock.chaos.history import History, read_history
 from penstock.chaos.judging import Judgement, write_judgement
 from penstock.chaos.live import Gauge, Nobody, Onlooker
 from penstock.chaos.nemeses import Nemesis, ScheduledFault
-from penstock.chaos.nemeses.registry import find_nemeses, find_nemesis, require
+from penstock.chaos.nemeses.registry import find_nemeses, find_nemesis, require, those_of
 from penstock.chaos.roles import AskedPicture
 from penstock.chaos.run_plan import RunPlan
 from penstock.chaos.schedule import schedule, write_schedule
@@ -94,8 +94,9 @@ class Runner:
         self._faults: Final = plan_faults(plan) if faults is None else list(faults)
         self._nemeses: Final = _nemeses_of(self._faults)
         self._common: Final = common
-        require(list(self._nemeses.values()), cluster.capabilities, plan.backend)
-        require_judged(self._workload, list(self._nemeses.values()))
+        striking = _striking(self._faults)
+        require(striking, cluster.capabilities, plan.backend)
+        require_judged(self._workload, striking)
         self._gauge: Final = Gauge(plan.duration_s)
         self._figures: dict[str, Any] = {}
         self._own: list[Verdict] = []
@@ -383,8 +384,8 @@ def check_plan(plan: RunPlan) -> None:
 
 
 def plan_faults(plan: RunPlan) -> list[ScheduledFault]:
-    """The schedule that the plan's seed makes."""
-    nemeses = find_nemeses("" if plan.nemesis == "none" else plan.nemesis)
+    """The schedule that the plan's seed makes, of what its backend has."""
+    nemeses = find_nemeses("" if plan.nemesis == "none" else plan.nemesis, plan.backend)
     return schedule(
         plan.seed,
         nemeses,
@@ -396,7 +397,12 @@ def plan_faults(plan: RunPlan) -> list[ScheduledFault]:
 
 def needs_of(faults: Sequence[ScheduledFault]) -> frozenset[Capability]:
     """What a cluster must be able to do for these faults."""
-    return frozenset().union(*(one.needs for one in _nemeses_of(faults).values()))
+    return frozenset().union(*(one.needs for one in _striking(faults)))
+
+
+def _striking(faults: Sequence[ScheduledFault]) -> list[Nemesis]:
+    """Each nemesis that carries out a part of them, once: of families those that were drawn."""
+    return list({one.name: one for fault in faults for one in those_of(fault.fault)}.values())
 
 
 def _nemeses_of(faults: Sequence[ScheduledFault]) -> dict[str, Nemesis]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.chaos import runner as runner_module
 from penstock.chaos.checkers import Evidence
-from penstock.chaos.errors import ClusterError, PlanError
+from penstock.chaos.cluster import OFFERED, Capability
+from penstock.chaos.errors import ClusterError, NotHereError, PlanError
 from penstock.chaos.history import History
 from penstock.chaos.live import Status
 from penstock.chaos.nemeses import Fault, ScheduledFault
 from penstock.chaos.run_plan import RunPlan, read_plan
-from penstock.chaos.runner import Outcome, Runner, conclude, plan_faults
+from penstock.chaos.runner import Outcome, Runner, conclude, needs_of, plan_faults
 from penstock.chaos.schedule import read_schedule
 from penstock.chaos.verdict import Valid, Verdict
 from penstock.chaos.workers import WorkerError
@@ -178,6 +180,29 @@ def test_the_same_seed_makes_the_same_faults() -> None:
     once, again = plan_faults(plan(60, "kill,pause")), plan_faults(plan(60, "kill,pause"))
     assert once == again
     assert len(once) > 20
+
+
+@pytest.mark.parametrize("nemesis", ["disk", "netem", "netem+pause"])
+def test_families_are_drawn_of_what_the_backend_has(nemesis: str) -> None:
+    here = plan(60, nemesis)
+    there = replace(here, backend="docker")
+    assert plan_faults(there) == plan_faults(there)
+    assert needs_of(plan_faults(there)) <= OFFERED["docker"]
+    assert not needs_of(plan_faults(here)) <= OFFERED["docker"]
+    with pytest.raises(NotHereError, match="the backend docker has none of"):
+        plan_faults(replace(here, nemesis="kill,clock", backend="docker"))
+
+
+def test_only_what_is_drawn_is_needed(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    cluster.capabilities = frozenset({Capability.FILES, Capability.PROCESSES})
+    drawn = [ScheduledFault(1, 1, Fault("disk", "full-disk", "random", {"errno": "ENOSPC"}))]
+    with pytest.raises(NotHereError, match="the nemesis full-disk needs disks"):
+        run(tmp_path, cluster, plan=plan(), faults=drawn)
+    assert needs_of([replace(drawn[0], fault=Fault("disk", "wiped-disk", "random"))]) == {
+        Capability.FILES,
+        Capability.PROCESSES,
+    }
 
 
 def test_a_plan_knows_the_command_that_repeats_it() -> None:
