@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.chaos.checkers import Checker, Evidence, ReplicaRecords
+from penstock.chaos.checkers.availability import objective_of
 from penstock.chaos.checkers.registry import Settings, judge, left_out
 from penstock.chaos.checkers.registry import common as all_common
 from penstock.chaos.cluster import Capability, Cluster
@@ -372,14 +373,16 @@ def checkers_of(plan: RunPlan, evidence: Evidence, common: Common = all_common) 
 
 def _settings(plan: RunPlan) -> Settings:
     workload = find_workload(plan.workload)
+    told = Settings()
     if isinstance(workload, TunesCheckers):
-        return workload.settings(plan.for_workload())
-    return Settings()
+        told = workload.settings(plan.for_workload())
+    return replace(told, objective=objective_of(plan.objective) or told.objective)
 
 
 def check_plan(plan: RunPlan) -> None:
     """Raise PlanError where it cannot be, as far as that is known without a cluster."""
     find_workload(plan.workload).clients(plan.for_workload())
+    objective_of(plan.objective)
     plan_faults(plan)
 
 

@@ -23,6 +23,7 @@ from penstock.chaos.verdict import Valid, Verdict
 from penstock.chaos.workers import WorkerError
 from penstock.chaos.workloads.registry import WORKLOADS
 from tests.unit.chaos.fake_cluster import FakeCluster
+from tests.unit.chaos.histories import FAIL, MS, Script
 from tests.unit.chaos.paper_worker import COMMAND, Paper
 
 HOUR_S = 3_600
@@ -205,8 +206,21 @@ def test_only_what_is_drawn_is_needed(tmp_path: Path) -> None:
     }
 
 
+def test_an_objective_of_the_plan_is_judged() -> None:
+    script = Script()
+    script.append("p", 0, 1, 0)
+    script.append("p", 1, 1, None, type_=FAIL)
+    script.t += 3_000 * MS
+    script.append("p", 1, 1, 1)
+    for most_ms, valid in ((9_000, Valid.TRUE), (2_000, Valid.FALSE)):
+        stated = replace(plan(), objective={"window": most_ms})
+        judgement = conclude(stated, script.history, Evidence(), [], {})
+        found = {one.checker: one.valid for one in judgement.verdicts}
+        assert found["availability"] is valid
+
+
 def test_a_plan_knows_the_command_that_repeats_it() -> None:
     assert plan(60, "kill,pause", size="1").command() == (
         "penstock chaos run --workload paper --nemesis kill,pause --nodes 3 --duration 60 "
-        "--seed 7 --rate 100 --interval 1 --set size=1"
+        "--seed 7 --rate 100 --interval 1 --recovery 1 --set size=1"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,71 @@ def test_a_status_is_one_line() -> None:
         " 12.3 of 60 s     1,234 records/s  p50 7 ms, p99 32 ms  failed 1, ambiguous 2  "
         "anomalies 0  [pause at a leader]"
     )
+
+
+def plans_of(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str | Path
+) -> tuple[RunPlan, Sequence[ScheduledFault] | None, Any]:
+    """What a command line asks for."""
+    asked: list[tuple[RunPlan, Sequence[ScheduledFault] | None]] = []
+
+    def ending(plan: RunPlan, scheduled: Sequence[ScheduledFault] | None) -> Judgement:
+        asked.append((plan, scheduled))
+        return Judgement([verdict(Valid.TRUE)])
+
+    stage(monkeypatch, ending)
+    done = chaos(*arguments)
+    assert done.exit_code == 0, done.output
+    [(plan, scheduled)] = asked
+    return plan, scheduled, done
+
+
+def test_the_command_that_repeats_a_run_asks_for_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan, _, done = plans_of(
+        monkeypatch,
+        *("run", "--workload", "transfer", "--nemesis", "kill+quiet,netem", "--nodes", "5"),
+        *("--duration", "33.5", "--seed", "12", "--rate", "17", "--interval", "4.5"),
+        *("--recovery", "90", "--bug", "retries-are-appended-again", "--set", "tellers=2"),
+        *("--backend", "docker", "--backend-set", "image=a b", "--out", tmp_path / "once"),
+        *("--objective", "window=9000", "--objective", "kill-p99=3000"),
+    )
+    assert plan.objective == {"window": 9000, "kill-p99": 3000}
+    penstock, chaos_, *words = shlex.split(plan.command())
+    assert (penstock, chaos_) == ("penstock", "chaos")
+    assert plan.command() in done.stderr
+    again, _, _ = plans_of(monkeypatch, *words, "--out", tmp_path / "again")
+    assert again == plan
+
+
+def test_a_run_with_a_schedule_is_repeated_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_schedule(faults(100, 200), tmp_path / "some.json")
+    out = tmp_path / "run"
+    _, scheduled, done = plans_of(
+        monkeypatch, "run", "--schedule", tmp_path / "some.json", "--out", out
+    )
+    assert scheduled == faults(100, 200)
+    # The file may be another one by then; what the run keeps is not.
+    assert f"--schedule {out / 'schedule.json'}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("window=soon", "whole milliseconds"),
+        ("window=-1", "whole milliseconds"),
+        ("kill-p42=3", "kill-p50, kill-p99, window"),
+        ("window", "KEY=VALUE is wanted"),
+    ],
+)
+def test_an_objective_that_is_none_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    done = chaos("run", "--objective", text, "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert what in " ".join(done.output.replace("│", " ").split())
+    assert not (tmp_path / "run").exists()
 
 
 # --- shrink
