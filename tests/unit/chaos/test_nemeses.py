@@ -107,6 +107,20 @@ def test_what_fails_half_way_leaves_nothing_broken(
     assert cluster.is_whole
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("kill", "term", "pause", "storm", "isolate", "one-way", "client-only", "slow"),
+        *("slow-disk", "full-disk", "lost-unsynced", "clock-jump", "few-descriptors"),
+    ],
+)
+def test_coordinators_leaders_and_controllers_are_struck_by_their_roles(name: str) -> None:
+    drawn = {find_nemesis(name).plan(Random(seed), 3).target for seed in range(100)}
+    assert drawn >= {"a leader", "a coordinator or a leader", "the active controller", "random"}
+    if name in {"kill", "pause", "slow-disk", "clock-jump"}:
+        assert drawn >= {"all"}
+
+
 # --- clocks
 
 
