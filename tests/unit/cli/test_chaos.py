@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from penstock.chaos.nemeses import Fault, ScheduledFault
 from penstock.chaos.run_plan import RunPlan
 from penstock.chaos.runner import Outcome
 from penstock.chaos.schedule import read_schedule, write_schedule
+from penstock.chaos.simulator.named_workloads import WITHOUT
+from penstock.chaos.simulator.named_workloads import WORKLOADS as SIMULATED
 from penstock.chaos.verdict import Anomaly, Valid, Verdict
+from penstock.chaos.workloads.registry import WORKLOADS
 from penstock.cli.app import app
 from penstock.cli.chaos import commands, matrix, shrink
 from penstock.cli.chaos.progress import describe
+from penstock.cli.chaos.sim import _Runs
 
 PLAN = RunPlan("append", "kill", 3, 10, 7, 100, 5)
 Ending = Callable[[RunPlan, Sequence[ScheduledFault] | None], Judgement]
@@ -301,6 +306,34 @@ def test_the_matrix_goes_on_after_a_cell_that_never_ran(
     assert done.exit_code == 3
     assert "the ports are taken" in done.stdout
     assert "append     pause     true" in done.stdout
+
+
+@pytest.mark.parametrize("workload", SIMULATED)
+def test_sim_has_a_workload_and_judges_what_it_is_about(workload: str) -> None:
+    reports = [_Runs(workload, "", None, None).run(seed) for seed in (1, 4)]
+    assert [(one.violation, one.judged) for one in reports] == [(None, Valid.TRUE)] * 2
+    looked_at = {one.checker for report in reports for one in report.verdicts if one.looked_at}
+    about = {
+        "append": {"lost-write", "duplicate", "reorder", "skipped-poll", "acks-levels"},
+        "churn": {"lost-write", "duplicate", "phantom"},
+        "retention": {"lost-write", "poll-order"},
+        "transfer": {"transfer-total", "processed-once", "transaction-offsets", "aborted-read"},
+        "process": {"processed-once", "transaction-offsets", "aborted-read"},
+        "group": {"group-exclusive", "zombie-commit", "processed-once"},
+    }
+    assert looked_at >= about[workload]
+    kinds = Counter(fault.kind for report in reports for fault in report.faults)
+    assert all(kinds[kind] for kind in SIMULATED[workload].often)
+    assert ("transfer-total" in looked_at) == (workload == "transfer")
+
+
+def test_sim_says_of_each_workload_of_runs_whether_it_has_it_or_why_not() -> None:
+    assert SIMULATED.keys() | WITHOUT.keys() == WORKLOADS.keys()
+    assert not SIMULATED.keys() & WITHOUT.keys()
+    for name, why in WITHOUT.items():
+        done = chaos("sim", "--workload", name)
+        assert done.exit_code == 2
+        assert why.split(",")[0][:20] in " ".join(done.output.replace("│", " ").split())
 
 
 def test_sim_finds_a_bug_that_is_put_into_the_cores() -> None:
