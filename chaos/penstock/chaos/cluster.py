@@ -42,6 +42,24 @@ class Capability(StrEnum):
     """Descriptors and memory of a node can be limited."""
 
 
+OFFERED: Final[Mapping[str, frozenset[Capability]]] = {
+    "local": frozenset(Capability) - {Capability.PACKETS},
+    "docker": frozenset(
+        {
+            Capability.PROCESSES,
+            Capability.PAUSES,
+            Capability.CUTS,
+            Capability.LINKS,
+            Capability.PACKETS,
+            Capability.FILES,
+        }
+    ),
+    "kubernetes": frozenset({Capability.PROCESSES, Capability.CUTS}),
+}
+"""What each backend has where its machine lacks nothing. Schedules are made of this and the seed,
+and not of what a machine has, so that a seed means the same faults everywhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """One direction of what two ends say to each other; an end is a node's id or ``CLIENTS``."""

@@ -14,6 +14,7 @@ role                           who
 ``leader of TOPIC-N``          the leader of that partition
 ``follower of TOPIC-N``        any replica of it that does not lead it
 ``a coordinator``              any that coordinates groups or transactions
+``a coordinator or a leader``  the same; where clients have neither, ``a leader``
 ``coordinator of group ID``    the one of that group
 ``coordinator of transactional id ID``  the one of that id
 =============================  ======================================================
@@ -33,6 +34,8 @@ from penstock.client import AdminClient, PenstockError
 
 ASK_MS: Final = 3_000
 """So long the cluster has to say who plays a role."""
+A_COORDINATOR: Final = "a coordinator or a leader"
+"""For nemeses, which do not know whether a workload has groups or transactions."""
 _COORDINATING: Final = ("__consumer_offsets", "__transaction_state")
 
 
@@ -168,6 +171,9 @@ class _Question:
         ]
         return [self.random.choice(found)] if found else []
 
+    def coordinator(self) -> list[int]:
+        return self.leader_among(internal=True, topics=_COORDINATING)
+
     def leader_of(self, topic: str, partition: str) -> list[int]:
         replicas = self.picture.replicas(topic, int(partition))
         return self.one_of(replicas[:1])
@@ -190,9 +196,10 @@ _ROLES: Final[Sequence[tuple[str, Callable[..., Sequence[int]]]]] = (
     (r"a leader", lambda asked: asked.leader_among(internal=False)),
     (r"leader of (.+)-(\d+)", lambda asked, *place: asked.leader_of(*place)),
     (r"follower of (.+)-(\d+)", lambda asked, *place: asked.follower_of(*place)),
+    (r"a coordinator", lambda asked: asked.coordinator()),
     (
-        r"a coordinator",
-        lambda asked: asked.leader_among(internal=True, topics=_COORDINATING),
+        A_COORDINATOR,
+        lambda asked: asked.coordinator() or asked.leader_among(internal=False),
     ),
     (
         r"coordinator of group (.+)",

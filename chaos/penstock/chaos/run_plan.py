@@ -13,6 +13,7 @@ from penstock.chaos.errors import PlanError
 from penstock.chaos.workloads import Plan
 
 PLAN_FILE: Final = "plan.json"
+RECOVERY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class RunPlan:
     rate: float
     interval_s: float
     """From the beginning of a fault to that of the next one."""
-    recovery_s: float = 60.0
+    recovery_s: float = RECOVERY_S
     """So long the cluster may take to be whole again once everything is healed."""
     backend: str = "local"
     bug: str = ""
@@ -39,6 +40,10 @@ class RunPlan:
     """Of what took part; filled in when it runs."""
     backend_options: Mapping[str, str] = field(default_factory=dict)
     """The backend's own, such as an image."""
+    objective: Mapping[str, int] = field(default_factory=dict)
+    """Of availability, in milliseconds: the names of ``penstock.chaos.checkers.availability``."""
+    schedule: str = ""
+    """The file with the faults, where they are not those that the seed makes."""
 
     def for_workload(self) -> Plan:
         """As far as workloads are concerned."""
@@ -50,6 +55,8 @@ class RunPlan:
         words += ["--nemesis", self.nemesis or "none", "--nodes", str(self.nodes)]
         words += ["--duration", f"{self.duration_s:g}", "--seed", str(self.seed)]
         words += ["--rate", f"{self.rate:g}", "--interval", f"{self.interval_s:g}"]
+        if self.recovery_s != RECOVERY_S:
+            words += ["--recovery", f"{self.recovery_s:g}"]
         if self.backend != "local":
             words += ["--backend", self.backend]
         for name, text in self.backend_options.items():
@@ -58,6 +65,10 @@ class RunPlan:
             words += ["--bug", self.bug]
         for name, value in self.options.items():
             words += ["--set", f"{name}={value}"]
+        for name, most_ms in self.objective.items():
+            words += ["--objective", f"{name}={most_ms}"]
+        if self.schedule:
+            words += ["--schedule", self.schedule]
         return shlex.join(words)
 
     def write(self, directory: Path) -> None:

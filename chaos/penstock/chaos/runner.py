@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.chaos.checkers import Checker, Evidence, ReplicaRecords
+from penstock.chaos.checkers.availability import objective_of
 from penstock.chaos.checkers.registry import Settings, judge, left_out
 from penstock.chaos.checkers.registry import common as all_common
 from penstock.chaos.cluster import Capability, Cluster
@@ -23,7 +24,7 @@ from penstock.chaos.history import History, read_history
 from penstock.chaos.judging import Judgement, write_judgement
 from penstock.chaos.live import Gauge, Nobody, Onlooker
 from penstock.chaos.nemeses import Nemesis, ScheduledFault
-from penstock.chaos.nemeses.registry import find_nemeses, find_nemesis, require
+from penstock.chaos.nemeses.registry import find_nemeses, find_nemesis, require, those_of
 from penstock.chaos.roles import AskedPicture
 from penstock.chaos.run_plan import RunPlan
 from penstock.chaos.schedule import schedule, write_schedule
@@ -94,8 +95,9 @@ class Runner:
         self._faults: Final = plan_faults(plan) if faults is None else list(faults)
         self._nemeses: Final = _nemeses_of(self._faults)
         self._common: Final = common
-        require(list(self._nemeses.values()), cluster.capabilities, plan.backend)
-        require_judged(self._workload, list(self._nemeses.values()))
+        striking = _striking(self._faults)
+        require(striking, cluster.capabilities, plan.backend)
+        require_judged(self._workload, striking)
         self._gauge: Final = Gauge(plan.duration_s)
         self._figures: dict[str, Any] = {}
         self._own: list[Verdict] = []
@@ -371,20 +373,22 @@ def checkers_of(plan: RunPlan, evidence: Evidence, common: Common = all_common) 
 
 def _settings(plan: RunPlan) -> Settings:
     workload = find_workload(plan.workload)
+    told = Settings()
     if isinstance(workload, TunesCheckers):
-        return workload.settings(plan.for_workload())
-    return Settings()
+        told = workload.settings(plan.for_workload())
+    return replace(told, objective=objective_of(plan.objective) or told.objective)
 
 
 def check_plan(plan: RunPlan) -> None:
     """Raise PlanError where it cannot be, as far as that is known without a cluster."""
     find_workload(plan.workload).clients(plan.for_workload())
+    objective_of(plan.objective)
     plan_faults(plan)
 
 
 def plan_faults(plan: RunPlan) -> list[ScheduledFault]:
-    """The schedule that the plan's seed makes."""
-    nemeses = find_nemeses("" if plan.nemesis == "none" else plan.nemesis)
+    """The schedule that the plan's seed makes, of what its backend has."""
+    nemeses = find_nemeses("" if plan.nemesis == "none" else plan.nemesis, plan.backend)
     return schedule(
         plan.seed,
         nemeses,
@@ -396,7 +400,12 @@ def plan_faults(plan: RunPlan) -> list[ScheduledFault]:
 
 def needs_of(faults: Sequence[ScheduledFault]) -> frozenset[Capability]:
     """What a cluster must be able to do for these faults."""
-    return frozenset().union(*(one.needs for one in _nemeses_of(faults).values()))
+    return frozenset().union(*(one.needs for one in _striking(faults)))
+
+
+def _striking(faults: Sequence[ScheduledFault]) -> list[Nemesis]:
+    """Each nemesis that carries out a part of them, once: of families those that were drawn."""
+    return list({one.name: one for fault in faults for one in those_of(fault.fault)}.values())
 
 
 def _nemeses_of(faults: Sequence[ScheduledFault]) -> dict[str, Nemesis]:

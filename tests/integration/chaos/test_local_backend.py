@@ -19,7 +19,7 @@ import pytest
 
 from penstock.chaos.backends import files, processes
 from penstock.chaos.backends.unsynced import Kind, read_changes
-from penstock.chaos.cluster import CLIENTS, Capability, DiskFault, Link, LinkFault
+from penstock.chaos.cluster import CLIENTS, OFFERED, Capability, DiskFault, Link, LinkFault
 from penstock.chaos.errors import ClusterError, FaultError
 from penstock.cli.chaos.local_backend import LocalBackend
 from penstock.client import (
@@ -108,17 +108,7 @@ def isolated(backend: LocalBackend, node: int) -> dict[Link, LinkFault]:
 
 
 def test_it_can_do_what_it_says(backend: LocalBackend) -> None:
-    assert backend.capabilities == {
-        Capability.PROCESSES,
-        Capability.PAUSES,
-        Capability.CUTS,
-        Capability.LINKS,
-        Capability.MESSAGES,
-        Capability.DISKS,
-        Capability.CLOCKS,
-        Capability.FILES,
-        Capability.LIMITS,
-    }
+    assert backend.capabilities == OFFERED["local"]
     assert list(backend.nodes) == [1, 2, 3]
     with pytest.raises(FaultError, match="is no link"):
         backend.set_links({Link(1, 9): CUT})

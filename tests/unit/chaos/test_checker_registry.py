@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,38 @@ def test_every_checker_is_defined(name: str) -> None:
     assert "anomaly is" in definition(name).replace("\n", " "), "what counts as one"
     assert not definition(name).splitlines()[-1].startswith(" ")
     assert 20 < len(SUMMARIES[CHECKERS[name]]) < 80
+
+
+def checkers_within(call: str) -> set[str]:
+    """The classes that tests of this directory name within calls of that name, or loop over."""
+    found: set[str] = set()
+    for path in Path(__file__).parent.glob("test_*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        lists = {
+            one.targets[0].id: one.value
+            for one in tree.body
+            if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
+        }
+        for test in ast.walk(tree):
+            if not isinstance(test, ast.FunctionDef) or not _calls(test, call):
+                continue
+            for one in ast.walk(test):
+                within = lists.get(one.id) if isinstance(one, ast.Name) else None
+                named = [one, *(ast.walk(within) if within is not None else ())]
+                found |= {each.id for each in named if isinstance(each, ast.Name)}
+    return found
+
+
+def _calls(test: ast.FunctionDef, name: str) -> bool:
+    return any(
+        isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == name
+        for one in ast.walk(test)
+    )
+
+
+@pytest.mark.parametrize("control", ["is_false", "is_true"])
+def test_every_checker_has_a_doctored_history_that_it_flags_and_a_clean_one(control: str) -> None:
+    assert {one.__name__ for one in SUMMARIES} - checkers_within(control) == set()
 
 
 def names(script: Script, evidence: Evidence = NO_EVIDENCE) -> set[str]:

@@ -77,17 +77,19 @@ def test_what_is_above_the_end_of_a_scan_is_not_asked_of_it() -> None:
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ([(1, "b", 1), (4, "c", 1), (5, "a", 3)], "key b is back at 1, where an earlier scan"),
-        ([(2, "a", 2), (4, "c", 1)], "the last of key a is at 2 again, after 5 was found"),
-        ([(4, "c", 2), (5, "a", 3)], "number 2 of key c at 4 was never put"),
-        ([(4, "d", 1), (5, "a", 3)], "number 1 of key d at 4 was never put"),
-        ([(3, "a", 2), (4, "c", 1), (5, "a", 3)], "number 2 of key a at 3 was put at 2"),
-        ([(5, "a", 3), (4, "c", 1)], "number 1 of key c at 4 was told after 5"),
+        ([(1, "b", 1), (4, "c", 1), (5, "a", 3)], ["key b is back at 1, where an earlier scan"]),
+        ([(2, "a", 2), (4, "c", 1)], ["the last of key a is at 2 again, after 5 was found"]),
+        ([(4, "c", 2), (5, "a", 3)], ["number 2 of key c at 4 was never put"]),
+        (
+            [(4, "d", 1), (5, "a", 3)],
+            ["number 1 of key d at 4 was never put", "key d is back at 4"],
+        ),
+        ([(3, "a", 2), (4, "c", 1), (5, "a", 3)], ["number 2 of key a at 3 was put at 2"]),
+        ([(5, "a", 3), (4, "c", 1)], ["number 1 of key c at 4 was told after 5"]),
     ],
 )
 def test_nothing_old_or_unheard_of_comes(entries, says) -> None:
     script = kept()
     script.scan(*entries, end=6)
-    verdict = CompactedPast().check(script.history, None)  # type: ignore[arg-type]  # Not looked at.
-    assert says in verdict.anomalies[0].what
+    verdict = is_false(CompactedPast(), script, *says)
     assert verdict.anomalies[0].records

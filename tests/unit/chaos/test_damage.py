@@ -84,6 +84,27 @@ def test_one_bit_is_another(where: str, stop: str, cluster: BreakableCluster) ->
     assert (held["topic"], held["partition"]) == ("t", 1)
 
 
+def test_damage_is_not_healed_by_who_has_read_from_another(
+    cluster: BreakableCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = segment(cluster)
+    whole = path.read_bytes()
+    scene, nemesis = Stage(cluster, FakeAdmin(ends={1: 4})), find_nemesis("flipped-bit")
+    one = fault("flipped-bit", where="below", stop="kill")
+    held = nemesis.invoke(one, scene)
+    # Whoever was asked took node 2 for the leader still, and the reader another one.
+    monkeypatch.setattr(damage, "_is_read", lambda *_: True)
+    with pytest.raises(
+        FaultError, match=r"t-1 is read from \d where it is damaged, and mended: not"
+    ):
+        nemesis.heal(one, scene, held)
+    assert 2 in cluster.up
+    path.write_bytes(whole)
+    nemesis.heal(one, scene, held)
+    path.unlink()  # By retention, say.
+    nemesis.heal(one, scene, held)
+
+
 @pytest.mark.parametrize("where", ["below", "above"])
 def test_a_file_is_cut(where: str, cluster: BreakableCluster) -> None:
     path = segment(cluster)

@@ -9,7 +9,15 @@ import pytest
 
 from penstock.chaos.backends.containers import ContainerState
 from penstock.chaos.backends.owner import is_gone, this_owner
-from penstock.chaos.cluster import CLIENTS, Capability, DiskFault, Link, LinkFault, PacketFault
+from penstock.chaos.cluster import (
+    CLIENTS,
+    OFFERED,
+    Capability,
+    DiskFault,
+    Link,
+    LinkFault,
+    PacketFault,
+)
 from penstock.chaos.errors import ClusterError, FaultError, PlanError
 from penstock.cli.chaos import docker_backend
 from penstock.cli.chaos.docker_backend import DockerBackend
@@ -207,7 +215,7 @@ def test_faults_that_it_has_not_are_refused(backend: DockerBackend) -> None:
     backend.set_disk(1, None)
     backend.set_clock(1, 0)
     backend.set_limits(1)
-    assert not {Capability.DISKS, Capability.MESSAGES, Capability.CLOCKS} & backend.capabilities
+    assert backend.capabilities == OFFERED["docker"]
 
 
 def test_a_network_that_does_not_answer_is_an_error(

@@ -9,7 +9,7 @@ import pytest
 from penstock.chaos.backends.kube_api import KubeApi, api_within
 from penstock.chaos.cluster import (
     CLIENTS,
-    Capability,
+    OFFERED,
     DiskFault,
     Link,
     LinkFault,
@@ -61,7 +61,7 @@ def test_pods_are_found_by_their_labels(
 ) -> None:
     assert (backend.nodes, backend.running) == ([1, 2, 3], [1, 2, 3])
     assert backend.bootstrap == "log:9092"
-    assert backend.capabilities == {Capability.PROCESSES, Capability.CUTS}
+    assert backend.capabilities == OFFERED["kubernetes"]
     assert backend.versions == {"kubernetes": "v1.33.0", "image": "penstock:1"}
     assert backend.pid(1) is None
     kubernetes.pods["log-1"]["status"]["phase"] = "Pending"

@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from penstock.chaos.cluster import CLIENTS, Link
-from penstock.chaos.errors import FaultError, PlanError
+from penstock.chaos.cluster import CLIENTS, OFFERED, Link
+from penstock.chaos.errors import FaultError, NotHereError, PlanError
 from penstock.chaos.nemeses import Fault
 from penstock.chaos.nemeses import asking as asking_module
 from penstock.chaos.nemeses.asking import until, wait_in_sync
-from penstock.chaos.nemeses.registry import NEMESES, USUAL, find_nemesis
+from penstock.chaos.nemeses.registry import NEMESES, USUAL, find_nemesis, those_of
 from penstock.client import UnknownServerError
 from tests.unit.chaos.breakable import BreakableCluster, FakeAdmin, Stage
 
@@ -105,6 +105,20 @@ def test_what_fails_half_way_leaves_nothing_broken(
         find_nemesis(name).invoke(planned(name, target), Stage(cluster))
     cluster.up.add(3)
     assert cluster.is_whole
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("kill", "term", "pause", "storm", "isolate", "one-way", "client-only", "slow"),
+        *("slow-disk", "full-disk", "lost-unsynced", "clock-jump", "few-descriptors"),
+    ],
+)
+def test_coordinators_leaders_and_controllers_are_struck_by_their_roles(name: str) -> None:
+    drawn = {find_nemesis(name).plan(Random(seed), 3).target for seed in range(100)}
+    assert drawn >= {"a leader", "a coordinator or a leader", "the active controller", "random"}
+    if name in {"kill", "pause", "slow-disk", "clock-jump"}:
+        assert drawn >= {"all"}
 
 
 # --- clocks
@@ -232,6 +246,48 @@ def test_a_family_draws_all_of_its_members_and_breaks_as_they_do(cluster: Breaka
     assert cluster.disks[2].errno == "ENOSPC"
     family.heal(fault, Stage(cluster), held)
     assert cluster.is_whole
+
+
+@pytest.mark.parametrize("backend", OFFERED)
+@pytest.mark.parametrize("name", ["partition", "netem", "disk", "membership"])
+def test_a_family_draws_what_the_backend_has_and_all_of_it(name: str, backend: str) -> None:
+    if (name, backend) in (("netem", "kubernetes"), ("disk", "kubernetes")):
+        with pytest.raises(NotHereError, match=f"{backend} has none of what the nemesis {name}"):
+            find_nemesis(name, backend)
+        return
+    family = find_nemesis(name, backend)
+    drawn = [family.plan(Random(seed), 3) for seed in range(200)]
+    assert drawn == [find_nemesis(name, backend).plan(Random(seed), 3) for seed in range(200)]
+    members = {one.kind: NEMESES[one.kind] for one in drawn}
+    assert set(members) == {
+        kind
+        for kind in NEMESES[name].summary.split(": ")[1].split(", ")
+        if NEMESES[kind].needs <= OFFERED[backend]
+    }
+    assert [those_of(one) for one in drawn] == [[members[one.kind]] for one in drawn]
+
+
+def test_a_bad_network_is_of_links_here_and_of_packets_too_in_containers() -> None:
+    kinds = {
+        backend: {find_nemesis("netem", backend).plan(Random(seed), 3).kind for seed in range(200)}
+        for backend in ("local", "docker")
+    }
+    assert kinds["local"] & kinds["docker"] == {"slow", "rate-limited"}
+    assert kinds["docker"] >= {"lossy", "duplicated", "reordered"}
+    assert kinds["local"] >= {"late-acks", "late-isr-changes", "late-heartbeats"}
+
+
+def test_a_fault_that_its_family_has_not_is_refused() -> None:
+    with pytest.raises(PlanError, match="disk has no 'gone'; next: take of slow-disk, "):
+        those_of(Fault("disk", "gone", "random"))
+
+
+def test_of_several_at_a_time_each_is_carried_out_by_its_own() -> None:
+    fault = find_nemesis("power+pause").plan(Random(3), 3)
+    assert [one.name for one in those_of(fault)] in (
+        ["lost-unsynced", "pause"],
+        ["blackout", "pause"],
+    )
 
 
 def test_a_family_stands_beside_another_nemesis(cluster: BreakableCluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -232,6 +233,72 @@ def test_who_asks_the_kernel_itself_is_told_the_same(disk: Disk) -> None:
     assert 0 <= by_libc - by_kernel < 4
     assert 0.9 <= waited < 3
 
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls are x86_64's")
+@pytest.mark.parametrize("by", ["futex", "semaphore"])
+def test_a_wait_until_long_ago_is_over_and_no_error(disk: Disk, by: str) -> None:
+    # gRPC asks for the year 1970 where a deadline has passed, and aborts for any other answer.
+    disk.preload.set_clock(3_000_000)
+    error = disk.run(f"by = {by!r}" + _WAIT.format(until="Timespec(0, 0)", bits="9 | 128 | 256"))[1]
+    assert error == errno.ETIMEDOUT
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls are x86_64's")
+def test_a_wait_for_so_long_is_no_wait_until_then(disk: Disk) -> None:
+    # FUTEX_WAIT_PRIVATE takes a time from now on, also where it goes by the wall clock.
+    for offset_ms in (3_000_000, -3_000_000):
+        disk.preload.set_clock(offset_ms)
+        script = "by = 'futex'" + _WAIT.format(
+            until="Timespec(0, 300_000_000)", bits="0 | 128 | 256"
+        )
+        waited, error = disk.run(script)
+        if error == errno.ENOSYS:
+            pytest.skip("this kernel has no such wait that goes by the wall clock")
+        assert error == errno.ETIMEDOUT
+        assert 0.25 <= waited < 3
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls are x86_64's")
+@pytest.mark.parametrize("by", ["futex", "semaphore"])
+@pytest.mark.parametrize("offset_ms", [3_000_000, -3_000_000])
+def test_a_wait_lasts_by_the_time_that_the_waiting_was_told(
+    disk: Disk, by: str, offset_ms: int
+) -> None:
+    # The clock may strobe between the look at it and the wait: an hour must not come of that.
+    disk.preload.set_clock(offset_ms)
+    script = f"by = {by!r}" + _WAIT.format(
+        until="Timespec(now.s + 1, now.ns)", bits="9 | 128 | 256"
+    )
+    before = script.replace("# Between.", _CLOCK_IS_RIGHT)
+    assert before != script
+    waited, error = disk.run(before)
+    assert error == errno.ETIMEDOUT
+    assert 0.9 <= waited < 3
+
+
+_WAIT = """
+import ctypes, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+class Timespec(ctypes.Structure):
+    _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
+now, word, semaphore = Timespec(), ctypes.c_uint(0), ctypes.create_string_buffer(64)
+libc.sem_init(semaphore, 0, 0)
+libc.clock_gettime(0, ctypes.byref(now))
+until = {until}
+# Between.
+began = time.monotonic()
+ctypes.set_errno(0)
+if by == "futex":
+    libc.syscall(202, ctypes.byref(word), {bits}, 0, ctypes.byref(until), 0, 0xFFFFFFFF)
+else:
+    libc.sem_timedwait(semaphore, ctypes.byref(until))
+print(json.dumps([time.monotonic() - began, ctypes.get_errno()]))
+"""
+_CLOCK_IS_RIGHT = """
+with open(os.environ["PENSTOCK_CHAOS_CONTROL"], "r+b") as page:
+    page.seek(24)
+    page.write(bytes(8))
+"""
 
 _CALLS_IN_TIME = """
 import asyncio, grpc

@@ -51,12 +51,24 @@ def who(role: str, down: Sequence[int] = (), seed: int = 1, **told: int) -> list
         ("a leader", [3]),
         ("leader of orders-eu-7", [3]),
         ("a coordinator", [4]),
+        ("a coordinator or a leader", [4]),
         ("coordinator of group billing of march", [4]),
         ("coordinator of transactional id till-1", [5]),
     ],
 )
 def test_a_role_is_who_plays_it(role: str, expected: list[int]) -> None:
     assert who(role) == expected
+
+
+def test_where_nothing_is_coordinated_a_leader_is_meant() -> None:
+    class WithoutGroups(Told):
+        def leaders(self, *, internal: bool) -> dict[tuple[str, int], int]:
+            return {("__other", 0): 1} if internal else super().leaders(internal=False)
+
+    picture = WithoutGroups()
+    assert resolve("a coordinator or a leader", NODES, (), picture, Random(1)) == [3]
+    with pytest.raises(FaultError, match="nobody is 'a coordinator' now"):
+        resolve("a coordinator", NODES, (), picture, Random(1))
 
 
 @pytest.mark.parametrize(("role", "count"), [("random", 1), ("a minority", 2), ("a majority", 3)])

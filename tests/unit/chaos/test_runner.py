@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.chaos import runner as runner_module
 from penstock.chaos.checkers import Evidence
-from penstock.chaos.errors import ClusterError, PlanError
+from penstock.chaos.cluster import OFFERED, Capability
+from penstock.chaos.errors import ClusterError, NotHereError, PlanError
 from penstock.chaos.history import History
 from penstock.chaos.live import Status
 from penstock.chaos.nemeses import Fault, ScheduledFault
 from penstock.chaos.run_plan import RunPlan, read_plan
-from penstock.chaos.runner import Outcome, Runner, conclude, plan_faults
+from penstock.chaos.runner import Outcome, Runner, conclude, needs_of, plan_faults
 from penstock.chaos.schedule import read_schedule
 from penstock.chaos.verdict import Valid, Verdict
 from penstock.chaos.workers import WorkerError
 from penstock.chaos.workloads.registry import WORKLOADS
 from tests.unit.chaos.fake_cluster import FakeCluster
+from tests.unit.chaos.histories import FAIL, MS, Script
 from tests.unit.chaos.paper_worker import COMMAND, Paper
 
 HOUR_S = 3_600
@@ -180,8 +183,44 @@ def test_the_same_seed_makes_the_same_faults() -> None:
     assert len(once) > 20
 
 
+@pytest.mark.parametrize("nemesis", ["disk", "netem", "netem+pause"])
+def test_families_are_drawn_of_what_the_backend_has(nemesis: str) -> None:
+    here = plan(60, nemesis)
+    there = replace(here, backend="docker")
+    assert plan_faults(there) == plan_faults(there)
+    assert needs_of(plan_faults(there)) <= OFFERED["docker"]
+    assert not needs_of(plan_faults(here)) <= OFFERED["docker"]
+    with pytest.raises(NotHereError, match="the backend docker has none of"):
+        plan_faults(replace(here, nemesis="kill,clock", backend="docker"))
+
+
+def test_only_what_is_drawn_is_needed(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    cluster.capabilities = frozenset({Capability.FILES, Capability.PROCESSES})
+    drawn = [ScheduledFault(1, 1, Fault("disk", "full-disk", "random", {"errno": "ENOSPC"}))]
+    with pytest.raises(NotHereError, match="the nemesis full-disk needs disks"):
+        run(tmp_path, cluster, plan=plan(), faults=drawn)
+    assert needs_of([replace(drawn[0], fault=Fault("disk", "wiped-disk", "random"))]) == {
+        Capability.FILES,
+        Capability.PROCESSES,
+    }
+
+
+def test_an_objective_of_the_plan_is_judged() -> None:
+    script = Script()
+    script.append("p", 0, 1, 0)
+    script.append("p", 1, 1, None, type_=FAIL)
+    script.t += 3_000 * MS
+    script.append("p", 1, 1, 1)
+    for most_ms, valid in ((9_000, Valid.TRUE), (2_000, Valid.FALSE)):
+        stated = replace(plan(), objective={"window": most_ms})
+        judgement = conclude(stated, script.history, Evidence(), [], {})
+        found = {one.checker: one.valid for one in judgement.verdicts}
+        assert found["availability"] is valid
+
+
 def test_a_plan_knows_the_command_that_repeats_it() -> None:
     assert plan(60, "kill,pause", size="1").command() == (
         "penstock chaos run --workload paper --nemesis kill,pause --nodes 3 --duration 60 "
-        "--seed 7 --rate 100 --interval 1 --set size=1"
+        "--seed 7 --rate 100 --interval 1 --recovery 1 --set size=1"
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,14 @@ from penstock.chaos.nemeses import Fault, ScheduledFault
 from penstock.chaos.run_plan import RunPlan
 from penstock.chaos.runner import Outcome
 from penstock.chaos.schedule import read_schedule, write_schedule
+from penstock.chaos.simulator.named_workloads import WITHOUT
+from penstock.chaos.simulator.named_workloads import WORKLOADS as SIMULATED
 from penstock.chaos.verdict import Anomaly, Valid, Verdict
+from penstock.chaos.workloads.registry import WORKLOADS
 from penstock.cli.app import app
 from penstock.cli.chaos import commands, matrix, shrink
 from penstock.cli.chaos.progress import describe
+from penstock.cli.chaos.sim import _Runs
 
 PLAN = RunPlan("append", "kill", 3, 10, 7, 100, 5)
 Ending = Callable[[RunPlan, Sequence[ScheduledFault] | None], Judgement]
@@ -105,6 +111,71 @@ def test_a_status_is_one_line() -> None:
         " 12.3 of 60 s     1,234 records/s  p50 7 ms, p99 32 ms  failed 1, ambiguous 2  "
         "anomalies 0  [pause at a leader]"
     )
+
+
+def plans_of(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str | Path
+) -> tuple[RunPlan, Sequence[ScheduledFault] | None, Any]:
+    """What a command line asks for."""
+    asked: list[tuple[RunPlan, Sequence[ScheduledFault] | None]] = []
+
+    def ending(plan: RunPlan, scheduled: Sequence[ScheduledFault] | None) -> Judgement:
+        asked.append((plan, scheduled))
+        return Judgement([verdict(Valid.TRUE)])
+
+    stage(monkeypatch, ending)
+    done = chaos(*arguments)
+    assert done.exit_code == 0, done.output
+    [(plan, scheduled)] = asked
+    return plan, scheduled, done
+
+
+def test_the_command_that_repeats_a_run_asks_for_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan, _, done = plans_of(
+        monkeypatch,
+        *("run", "--workload", "transfer", "--nemesis", "kill+quiet,netem", "--nodes", "5"),
+        *("--duration", "33.5", "--seed", "12", "--rate", "17", "--interval", "4.5"),
+        *("--recovery", "90", "--bug", "retries-are-appended-again", "--set", "tellers=2"),
+        *("--backend", "docker", "--backend-set", "image=a b", "--out", tmp_path / "once"),
+        *("--objective", "window=9000", "--objective", "kill-p99=3000"),
+    )
+    assert plan.objective == {"window": 9000, "kill-p99": 3000}
+    penstock, chaos_, *words = shlex.split(plan.command())
+    assert (penstock, chaos_) == ("penstock", "chaos")
+    assert plan.command() in done.stderr
+    again, _, _ = plans_of(monkeypatch, *words, "--out", tmp_path / "again")
+    assert again == plan
+
+
+def test_a_run_with_a_schedule_is_repeated_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_schedule(faults(100, 200), tmp_path / "some.json")
+    out = tmp_path / "run"
+    _, scheduled, done = plans_of(
+        monkeypatch, "run", "--schedule", tmp_path / "some.json", "--out", out
+    )
+    assert scheduled == faults(100, 200)
+    # The file may be another one by then; what the run keeps is not.
+    assert f"--schedule {out / 'schedule.json'}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("window=soon", "whole milliseconds"),
+        ("window=-1", "whole milliseconds"),
+        ("kill-p42=3", "kill-p50, kill-p99, window"),
+        ("window", "KEY=VALUE is wanted"),
+    ],
+)
+def test_an_objective_that_is_none_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    done = chaos("run", "--objective", text, "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert what in " ".join(done.output.replace("│", " ").split())
+    assert not (tmp_path / "run").exists()
 
 
 # --- shrink
@@ -235,6 +306,34 @@ def test_the_matrix_goes_on_after_a_cell_that_never_ran(
     assert done.exit_code == 3
     assert "the ports are taken" in done.stdout
     assert "append     pause     true" in done.stdout
+
+
+@pytest.mark.parametrize("workload", SIMULATED)
+def test_sim_has_a_workload_and_judges_what_it_is_about(workload: str) -> None:
+    reports = [_Runs(workload, "", None, None).run(seed) for seed in (1, 4)]
+    assert [(one.violation, one.judged) for one in reports] == [(None, Valid.TRUE)] * 2
+    looked_at = {one.checker for report in reports for one in report.verdicts if one.looked_at}
+    about = {
+        "append": {"lost-write", "duplicate", "reorder", "skipped-poll", "acks-levels"},
+        "churn": {"lost-write", "duplicate", "phantom"},
+        "retention": {"lost-write", "poll-order"},
+        "transfer": {"transfer-total", "processed-once", "transaction-offsets", "aborted-read"},
+        "process": {"processed-once", "transaction-offsets", "aborted-read"},
+        "group": {"group-exclusive", "zombie-commit", "processed-once"},
+    }
+    assert looked_at >= about[workload]
+    kinds = Counter(fault.kind for report in reports for fault in report.faults)
+    assert all(kinds[kind] for kind in SIMULATED[workload].often)
+    assert ("transfer-total" in looked_at) == (workload == "transfer")
+
+
+def test_sim_says_of_each_workload_of_runs_whether_it_has_it_or_why_not() -> None:
+    assert SIMULATED.keys() | WITHOUT.keys() == WORKLOADS.keys()
+    assert not SIMULATED.keys() & WITHOUT.keys()
+    for name, why in WITHOUT.items():
+        done = chaos("sim", "--workload", name)
+        assert done.exit_code == 2
+        assert why.split(",")[0][:20] in " ".join(done.output.replace("│", " ").split())
 
 
 def test_sim_finds_a_bug_that_is_put_into_the_cores() -> None:

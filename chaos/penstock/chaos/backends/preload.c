@@ -575,9 +575,13 @@ static int is_wall(clockid_t clock) {
     return clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE;
 }
 
+/* By how much the clock was off when this thread last asked it: what a time was made of until which it
+ * waits. By now it may be off by something else. */
+static __thread int64_t told_us;
+
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int result = REAL(clock_gettime)(clock, now);
-    if (!result && is_wall(clock)) move(now, off_by_us());
+    if (!result && is_wall(clock)) move(now, told_us = off_by_us());
     return result;
 }
 int gettimeofday(struct timeval *now, void *zone) {
@@ -596,10 +600,21 @@ time_t time(time_t *into) {
 
 /* Until when to wait is said by the clock that is off, and the kernel waits by its own. Condition
  * variables are left as they are: those of a node wait by the monotonic clock. */
-int sem_timedwait(sem_t *semaphore, const struct timespec *until) {
+static struct timespec by_the_kernel(const struct timespec *until) {
     struct timespec moved = *until;
-    move(&moved, -off_by_us());
+    move(&moved, -told_us);
+    /* The kernel refuses what is before 1970, and gRPC aborts where it does. */
+    return moved.tv_sec < 0 ? (struct timespec){0, 0} : moved;
+}
+
+int sem_timedwait(sem_t *semaphore, const struct timespec *until) {
+    struct timespec moved = by_the_kernel(until);
     return REAL(sem_timedwait)(semaphore, &moved);
+}
+
+/* Whether a call of the futex waits until a time of the wall clock; FUTEX_WAIT waits for so long. */
+static int waits_by_the_wall(long operation) {
+    return operation & FUTEX_CLOCK_REALTIME && (operation & FUTEX_CMD_MASK) != FUTEX_WAIT;
 }
 
 /* gRPC asks the kernel itself. */
@@ -611,9 +626,8 @@ long syscall(long number, ...) {
     va_end(more);
     if (number == SYS_clock_gettime) return clock_gettime((clockid_t)a[0], (struct timespec *)a[1]);
     struct timespec moved;
-    if (number == SYS_futex && (a[1] & FUTEX_CLOCK_REALTIME) && a[3]) {
-        moved = *(const struct timespec *)a[3];
-        move(&moved, -off_by_us());
+    if (number == SYS_futex && waits_by_the_wall(a[1]) && a[3]) {
+        moved = by_the_kernel((const struct timespec *)a[3]);
         a[3] = (long)&moved;
     }
     return REAL(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.chaos.checkers import Evidence, HeldFault
 from penstock.chaos.checkers.records import NEVER, OK, Records, partition_name
 from penstock.chaos.checkers.spans import Column
+from penstock.chaos.errors import PlanError
 from penstock.chaos.history import History, Operation, Type
 from penstock.chaos.verdict import Findings, Verdict
 
@@ -22,13 +23,39 @@ _SHOWN: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The longest times without a success that are allowed; None allows any."""
+    """The longest times without a success that are allowed; None allows any.
+
+    A run is told of them by the names in ``OBJECTIVES``.
+    """
 
     window_ms: int | None = None
     """Of any partition, at any time."""
     kill_p50_ms: int | None = None
     """Of half of the partitions whose leader was killed."""
     kill_p99_ms: int | None = None
+
+
+OBJECTIVES: Final[Mapping[str, str]] = {
+    "window": "window_ms",
+    "kill-p50": "kill_p50_ms",
+    "kill-p99": "kill_p99_ms",
+}
+"""The fields of an Objective by the names that people give them."""
+
+
+def objective_of(named: Mapping[str, int]) -> Objective | None:
+    """What these names state together; None for nothing. Raises PlanError."""
+    for name, most_ms in named.items():
+        if name not in OBJECTIVES:
+            raise PlanError(
+                f"there is no objective {name!r}; next: take of {', '.join(sorted(OBJECTIVES))}"
+            )
+        if not isinstance(most_ms, int) or most_ms < 0:
+            raise PlanError(
+                f"the objective {name}={most_ms} is not met by anything; next: name whole "
+                "milliseconds, from 0 on"
+            )
+    return Objective(**{OBJECTIVES[name]: ms for name, ms in named.items()}) if named else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,16 @@ from typing import Any, Final
 
 from penstock.chaos.cluster import Capability
 from penstock.chaos.nemeses import Fault, Scene
+from penstock.chaos.roles import A_COORDINATOR
 
-_TARGETS: Final = ("a leader", "a leader", "the active controller", "random", "a majority", "all")
+_TARGETS: Final = (
+    "a leader",
+    A_COORDINATOR,
+    "the active controller",
+    "random",
+    "a majority",
+    "all",
+)
 _JUMPS_MS: Final = (200, 2_000, 30_000, 600_000, 3_000_000)
 """Less than an hour: topics of runs keep for days what these clocks could expire."""
 _STROBES_MS: Final = (1, 10, 200)

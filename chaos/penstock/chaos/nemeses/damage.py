@@ -25,7 +25,7 @@ from penstock.chaos.nemeses.asking import has_ended, until, wait_in_sync
 from penstock.chaos.nemeses.membership import add_voter, address_of, remove_voter
 from penstock.client import AdminClient, Consumer, OffsetSpec, PenstockError, TopicPartition
 from penstock.wire.errors import CorruptRecordError
-from penstock.wire.records import iter_batches
+from penstock.wire.records import iter_batches, verify_batch
 
 _FILES: Final = frozenset({Capability.FILES, Capability.PROCESSES})
 _ONE: Final = ("a leader", "a leader", "random")
@@ -148,9 +148,15 @@ class DamagedSegment:
         [node] = held["struck"]
         scene.cluster.start_node(node)
         partition = TopicPartition(held["topic"], held["partition"])
+        segment = (
+            scene.cluster.data_directory(node) / LOGS / _directory_of(partition) / held["file"]
+        )
         until(
-            lambda: _is_read(scene, node, partition, held["offset"]),
-            f"{partition} is read from {held['offset']} where it is damaged:",
+            lambda: (
+                _is_read(scene, node, partition, held["offset"])
+                and not _is_damaged(segment, held["offset"])
+            ),
+            f"{partition} is read from {held['offset']} where it is damaged, and mended:",
             2 * _READ_S,
         )
 
@@ -170,8 +176,7 @@ def pieces(directory: Path, ends: Mapping[TopicPartition, int], where: str) -> l
     """The batches of these partitions that are ``below`` or ``above`` the high watermarks."""
     found = []
     for partition, end in sorted(ends.items()):
-        name = f"{partition.topic}-{partition.partition}"
-        for path in sorted((directory / LOGS / name).glob("*.log")):
+        for path in sorted((directory / LOGS / _directory_of(partition)).glob("*.log")):
             at = 0
             with contextlib.suppress(CorruptRecordError):
                 for header, batch in iter_batches(path.read_bytes(), allow_torn_tail=True):
@@ -181,6 +186,28 @@ def pieces(directory: Path, ends: Mapping[TopicPartition, int], where: str) -> l
                         found.append(piece)
                     at += len(batch)
     return found
+
+
+def _directory_of(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
+
+
+def _is_damaged(segment: Path, offset: int) -> bool:
+    """Whether a batch of the segment, of those up to an offset, is not what was written.
+
+    Who has read need not have read it from there: a node that was started just now is the leader
+    for those who have not heard yet that another one is.
+    """
+    try:
+        for header, batch in iter_batches(segment.read_bytes()):
+            if header.base_offset > offset:
+                break
+            verify_batch(batch)
+    except CorruptRecordError:
+        return True
+    except FileNotFoundError:
+        pass  # What is deleted or compacted is not damaged any more.
+    return False
 
 
 def _is_read(scene: Scene, node: int, partition: TopicPartition, offset: int) -> bool:

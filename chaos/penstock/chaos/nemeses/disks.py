@@ -11,10 +11,11 @@ from typing import Any, Final
 from penstock.chaos.checkers.crashes import MAY_END
 from penstock.chaos.cluster import Capability, DiskFault
 from penstock.chaos.nemeses import Fault, Scene
+from penstock.chaos.roles import A_COORDINATOR
 
 _DISKS: Final = frozenset({Capability.DISKS})
 _DISKS_AND_PROCESSES: Final = frozenset({Capability.DISKS, Capability.PROCESSES})
-_ONE: Final = ("a leader", "a leader", "the active controller", "random")
+_ONE: Final = ("a leader", A_COORDINATOR, "the active controller", "random")
 _ONE_OR_ALL: Final = (*_ONE, *_ONE, "a majority", "all")
 
 

@@ -21,6 +21,11 @@ class Family:
         self.summary = "each time one of: " + ", ".join(self.members)
         self.needs = frozenset().union(*(member.needs for member in members))
 
+    def within(self, offered: frozenset[Capability]) -> Family | None:
+        """The same of those members alone that need nothing else; None where there are none."""
+        left = [member for member in self.members.values() if member.needs <= offered]
+        return Family(self.name, left) if left else None
+
     def plan(self, random: Random, nodes: int) -> Fault:
         """A fault of a member that is left to chance."""
         member = self.members[random.choice(list(self.members))]

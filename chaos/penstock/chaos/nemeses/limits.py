@@ -12,9 +12,10 @@ from penstock.chaos.checkers.crashes import MAY_END
 from penstock.chaos.cluster import Capability, Cluster
 from penstock.chaos.errors import FaultError
 from penstock.chaos.nemeses import Fault, Scene
+from penstock.chaos.roles import A_COORDINATOR
 
 _LIMITS: Final = frozenset({Capability.LIMITS})
-_TARGETS: Final = ("a leader", "a leader", "the active controller", "random")
+_TARGETS: Final = ("a leader", A_COORDINATOR, "the active controller", "random")
 
 
 @dataclass(slots=True, eq=False)

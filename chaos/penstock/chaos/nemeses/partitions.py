@@ -12,12 +12,13 @@ from typing import Any, Final
 from penstock.chaos.cluster import CLIENTS, Capability, Link, LinkFault
 from penstock.chaos.errors import FaultError
 from penstock.chaos.nemeses import Fault, Scene
+from penstock.chaos.roles import A_COORDINATOR
 
 LINKS: Final = frozenset({Capability.LINKS})
 _CUTS: Final = frozenset({Capability.CUTS})
 """Of those that cut links between nodes alone, and both ways."""
 CUT: Final = LinkFault(cut=True)
-ONE_BY_ROLE: Final = ("a leader", "a leader", "the active controller", "random")
+ONE_BY_ROLE: Final = ("a leader", A_COORDINATOR, "the active controller", "random")
 """Whom faults of one node strike; a role that stands here twice is struck twice as often."""
 
 _MANY: Final = 3

@@ -11,10 +11,11 @@ from typing import Any, Final
 from penstock.chaos.cluster import Capability, Cluster
 from penstock.chaos.errors import ClusterError, FaultError
 from penstock.chaos.nemeses import Fault, Nemesis, Scene
+from penstock.chaos.roles import A_COORDINATOR
 
 _PROCESSES: Final = frozenset({Capability.PROCESSES})
-_ROLES: Final = ("a leader", "a leader", "the active controller", "random", "a minority")
-"""A role that stands here twice is struck twice as often."""
+_ROLES: Final = ("a leader", A_COORDINATOR, "the active controller", "random", "a minority")
+"""Whom one node is by; a role that stands in such a list twice is struck twice as often."""
 _ROLL_READY_S: Final = 30.0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock.chaos.cluster import Capability
+from penstock.chaos.cluster import OFFERED, Capability
 from penstock.chaos.errors import NotHereError, PlanError
-from penstock.chaos.nemeses import Nemesis
+from penstock.chaos.nemeses import Fault, Nemesis
 from penstock.chaos.nemeses.clocks import CLOCKS
 from penstock.chaos.nemeses.damage import DAMAGE
 from penstock.chaos.nemeses.disks import DISKS, POWER
@@ -21,7 +21,7 @@ from penstock.chaos.nemeses.processes import KILL, PAUSE, TERM, Quiet, Rolling, 
 
 _FAMILIES: Final = (
     Family("partition", PARTITIONS),
-    Family("netem", NETWORK),
+    Family("netem", (*NETWORK, *PACKETS)),
     Family("disk", (*DISKS, *DAMAGE)),
     Family("power", POWER),
     Family("clock", CLOCKS),
@@ -37,7 +37,6 @@ USUAL: Final[Mapping[str, Nemesis]] = {
 NEMESES: Final[Mapping[str, Nemesis]] = {
     **USUAL,
     **{name: member for family in _FAMILIES for name, member in family.members.items()},
-    **{one.name: one for one in PACKETS},
 }
 """All of them."""
 
@@ -48,8 +47,12 @@ _ONE_AT_A_TIME: Final = {
 """What a backend is told of as a whole: the second nemesis would undo what the first has broken."""
 
 
-def find_nemesis(name: str) -> Nemesis:
-    """The nemesis of that name; of ``a+b``, both at a time. Raises PlanError."""
+def find_nemesis(name: str, backend: str | None = None) -> Nemesis:
+    """The nemesis of that name; of ``a+b``, both at a time. Raises PlanError.
+
+    For a backend, families have those members alone that it has; raises NotHereError for one of
+    which it has none.
+    """
     names = name.split("+")
     for one in names:
         if one not in NEMESES:
@@ -59,7 +62,7 @@ def find_nemesis(name: str) -> Nemesis:
             )
     if len(set(names)) < len(names):
         raise PlanError(f"{name} names a nemesis twice; next: name each once")
-    parts = [NEMESES[one] for one in names]
+    parts = [_within(NEMESES[one], backend) for one in names]
     for what, by in _ONE_AT_A_TIME.items():
         breaking = [part.name for part in parts if part.needs & by]
         if len(breaking) > 1:
@@ -70,9 +73,40 @@ def find_nemesis(name: str) -> Nemesis:
     return parts[0] if len(parts) == 1 else Together(parts)
 
 
-def find_nemeses(text: str) -> list[Nemesis]:
+def _within(nemesis: Nemesis, backend: str | None) -> Nemesis:
+    if backend is None or not isinstance(nemesis, Family):
+        return nemesis
+    left = nemesis.within(OFFERED[backend])
+    if left is None:
+        raise NotHereError(
+            f"the backend {backend} has none of what the nemesis {nemesis.name} draws from "
+            f"({', '.join(nemesis.members)}); next: leave it out, or take another backend"
+        )
+    return left
+
+
+def find_nemeses(text: str, backend: str | None = None) -> list[Nemesis]:
     """What ``kill,pause+quiet`` names; nothing for empty text. Raises PlanError."""
-    return [find_nemesis(name.strip()) for name in text.split(",") if name.strip()]
+    return [find_nemesis(name.strip(), backend) for name in text.split(",") if name.strip()]
+
+
+def those_of(fault: Fault) -> list[Nemesis]:
+    """What carries a fault out: of a family its member, of several at a time each.
+
+    Raises PlanError where it names what there is not.
+    """
+    if "+" in fault.nemesis:
+        parts = [Fault(**one) for one in fault.parameters["faults"]]
+        return [nemesis for part in parts for nemesis in those_of(part)]
+    nemesis = find_nemesis(fault.nemesis)
+    if not isinstance(nemesis, Family):
+        return [nemesis]
+    if fault.kind not in nemesis.members:
+        raise PlanError(
+            f"the nemesis {nemesis.name} has no {fault.kind!r}; next: take of "
+            f"{', '.join(nemesis.members)}"
+        )
+    return [nemesis.members[fault.kind]]
 
 
 def require(nemeses: Sequence[Nemesis], capabilities: frozenset[Capability], backend: str) -> None:

@@ -31,7 +31,8 @@ class Plan:
     that arrives once more long after its call was given up. ``transactions``: what clients write
     are transactions, and nothing happens by which acknowledged records may be lost;
     ``last_epoch``: of their producers; ``timeout_ms``: of each transaction; ``too_large``: of the
-    records by which coordinators take partitions in the share that their log refuses.
+    records by which coordinators take partitions in the share that their log refuses; ``cast``: the
+    roles of the clients that write transactions, empty for all of them.
     """
 
     nodes: tuple[int, ...]
@@ -47,6 +48,7 @@ class Plan:
     last_epoch: int = LAST_EPOCH
     timeout_ms: int = 1000
     too_large: float = 0.0
+    cast: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         unclean = ", unclean elections" if self.unclean else ""
@@ -54,6 +56,7 @@ class Plan:
         min_isr = "unset" if self.min_isr is None else self.min_isr
         what = ", transactions" if self.transactions else ""
         what += f" of {self.last_epoch} epochs" if self.last_epoch < LAST_EPOCH else ""
+        what += f" by {', '.join(self.cast)}" if self.cast else ""
         return (
             f"{len(self.nodes)} nodes, {self.partitions} partitions, min.insync.replicas "
             f"{min_isr}, flush.policy {self.flush_policy}{unclean}{many}{what}; of "

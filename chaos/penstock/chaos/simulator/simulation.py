@@ -151,9 +151,10 @@ class Simulation:
     """A run of one seed.
 
     ``faults``: instead of those that the seed draws. ``only``: the seed draws faults of these
-    kinds. ``given``: fields of the Plan, instead of what the seed draws. ``recorded``: what clients
-    did and were told is written down, and judged by the checkers of the chaos harness. Such a run
-    goes on after a broken promise, so that they may see what clients see of it.
+    kinds. ``often``: besides, it draws more of these. ``given``: fields of the Plan, instead of
+    what the seed draws. ``recorded``: what clients did and were told is written down, and judged by
+    the checkers of the chaos harness. Such a run goes on after a broken promise, so that they may
+    see what clients see of it.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Simulation:
         faults: Sequence[Fault] | None = None,
         *,
         only: Collection[str] | None = None,
+        often: Collection[str] = (),
         given: Mapping[str, object] | None = None,
         recorded: bool = False,
     ) -> None:
@@ -180,6 +182,10 @@ class Simulation:
                 until_ms=FAULTS_UNTIL_MS,
                 only=self.plan.kinds,
             )
+            drawn.sort(key=lambda fault: fault.at_ms)
+        if often:
+            of_its_own = Chance(f"{seed}/faults of {', '.join(sorted(often))}")
+            drawn += draw_faults(of_its_own, self.plan.nodes, until_ms=FAULTS_UNTIL_MS, only=often)
             drawn.sort(key=lambda fault: fault.at_ms)
         self.faults = drawn if faults is None else list(faults)
         self.scheduler = Scheduler(Chance(f"{seed}/order"))
@@ -218,7 +224,12 @@ class Simulation:
             self.history, self.checkers.log_of, lambda key: key.topic_id == STATE_TOPIC_ID
         )
         return TransactionalClients(
-            place, scripts, observer, TOPIC, timeout_ms=self.plan.timeout_ms
+            place,
+            scripts,
+            observer,
+            TOPIC,
+            timeout_ms=self.plan.timeout_ms,
+            cast=self.plan.cast,
         )
 
     def _script_place(self, chance: str) -> ScriptPlace:

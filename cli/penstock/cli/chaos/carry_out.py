@@ -54,6 +54,16 @@ class StopRequest:
         self.event.set()
 
 
+def as_scheduled(plan: RunPlan, directory: Path) -> RunPlan:
+    """The plan of a run whose faults are not those that its seed makes: it is repeated with them.
+
+    They are named as the run keeps them: where they came from may be another file by then.
+    """
+    from penstock.chaos.runner import SCHEDULE_FILE  # noqa: PLC0415 - it imports gRPC.
+
+    return replace(plan, schedule=str(directory / SCHEDULE_FILE))
+
+
 def carry_out(
     plan: RunPlan,
     directory: Path,
@@ -71,7 +81,10 @@ def carry_out(
     from penstock.chaos.stored_run import report_stored  # noqa: PLC0415 - as above.
 
     check_plan(plan)
-    faults = plan_faults(plan) if faults is None else faults
+    if faults is None:
+        plan, faults = replace(plan, schedule=""), plan_faults(plan)
+    else:
+        plan = as_scheduled(plan, directory)
     cluster = make_cluster(plan, directory, faults)
     plan = replace(plan, versions={**versions(), **cluster.versions})
     runner = Runner(plan, cluster, directory, faults=faults, onlooker=onlooker, stop=stop.event)

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.chaos import matrix, shrink, sim
 from penstock.cli.chaos.backends import Backend
-from penstock.cli.chaos.carry_out import StopRequest, carry_out, interrupted_status
+from penstock.cli.chaos.carry_out import StopRequest, as_scheduled, carry_out, interrupted_status
 from penstock.cli.chaos.outcome import (
     exit_status,
     harness_errors,
@@ -114,6 +114,15 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the workload."),
     ] = None,
+    objectives: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--objective",
+            metavar="NAME=MS",
+            help="The longest time without a success that is allowed: `window` of any partition, "
+            "`kill-p50` and `kill-p99` of those whose leader is killed.",
+        ),
+    ] = None,
     bug: Annotated[
         str,
         typer.Option(
@@ -158,6 +167,7 @@ def run(
             bug,
             _pairs("--set", options or []),
             backend_options=_pairs("--backend-set", backend_options or []),
+            objective=_milliseconds("--objective", objectives or []),
         )
         directory = out or new_directory(RUNS, [workload, nemesis, f"seed{plan.seed}"])
         _refuse_filled(directory)
@@ -169,8 +179,8 @@ def _run(
 ) -> None:
     from penstock.chaos.schedule import read_schedule  # noqa: PLC0415 - not for --help.
 
-    report(plan.command())
     faults = None if schedule is None else read_schedule(schedule)
+    report((plan if schedule is None else as_scheduled(plan, directory)).command())
     stop = StopRequest()
     with stop.installed():
         outcome, page = carry_out(
@@ -190,6 +200,15 @@ def _pairs(option: str, texts: list[str]) -> dict[str, str]:
         if "=" not in text:
             raise typer.BadParameter(f"{option} {text}: KEY=VALUE is wanted")
     return dict(text.split("=", 1) for text in texts)
+
+
+def _milliseconds(option: str, texts: list[str]) -> dict[str, int]:
+    found = {}
+    for name, text in _pairs(option, texts).items():
+        if not text.isdecimal():
+            raise typer.BadParameter(f"{option} {name}={text}: whole milliseconds are wanted")
+        found[name] = int(text)
+    return found
 
 
 def _refuse_filled(directory: Path) -> None:

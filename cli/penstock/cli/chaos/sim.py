@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.chaos.simulator.known_bug import Bug
     from penstock.chaos.simulator.simulation import Report, Simulation
 
-_WORKLOADS: Final = ("append", "transfer")
 _SHRINKING_RUNS: Final = 60
 """Of one seed that fails: some seconds each."""
 
@@ -37,7 +36,7 @@ def sim(
             "--workload",
             "-w",
             metavar="NAME",
-            help="`append`: records of all kinds; `transfer`: transactions.",
+            help="What clients do: append, churn, retention, transfer, process or group.",
         ),
     ] = "append",
     bug: Annotated[
@@ -72,8 +71,7 @@ def sim(
     """
     require_broker()
     settings = resolve(ctx, None, output)
-    if workload not in _WORKLOADS:
-        raise typer.BadParameter(f"--workload {workload}: {' or '.join(_WORKLOADS)} is wanted")
+    _check_workload(workload)
     chosen = _numbers(faults)
     known = _known_bug(bug)
     runs = _Runs(workload, bug, known, chosen)
@@ -129,16 +127,15 @@ class _Runs:
 
     def _simulation(self, seed: int, faults: Sequence[Fault] | None = None) -> Simulation:
         # Imported here: these are all cores of the cluster.
+        from penstock.chaos.simulator.named_workloads import WORKLOADS  # noqa: PLC0415 - as above.
         from penstock.chaos.simulator.simulation import Simulation  # noqa: PLC0415 - see above.
 
-        known = self.known
-        given: dict[str, object] = dict(known.given) if known else {}
-        if self.workload == "transfer":
-            given["transactions"] = True
+        known, named = self.known, WORKLOADS[self.workload]
+        given = {**(known.given if known else {}), **named.given}
         if faults is None and known is not None:
             faults = known.faults
         kinds = known.shown_by if known else None
-        return Simulation(seed, faults, only=kinds, given=given, recorded=True)
+        return Simulation(seed, faults, only=kinds, often=named.often, given=given, recorded=True)
 
     @staticmethod
     def shrink(result: Report) -> Report:
@@ -159,6 +156,21 @@ class _Runs:
         command = f"penstock chaos sim --workload {self.workload} --first {result.seed} --seeds 1"
         bug = f" --bug {self.bug}" if self.bug else ""
         return f"{command}{bug} --faults {','.join(places) or 'none'} --story"
+
+
+def _check_workload(name: str) -> None:
+    from penstock.chaos.simulator.named_workloads import (  # noqa: PLC0415 - not for --help.
+        WITHOUT,
+        WORKLOADS,
+    )
+
+    if name in WITHOUT:
+        raise typer.BadParameter(
+            f"--workload {name}: the simulator has none such, since {WITHOUT[name]}; "
+            f"`penstock chaos run --workload {name}` has it"
+        )
+    if name not in WORKLOADS:
+        raise typer.BadParameter(f"--workload {name}: take of {', '.join(WORKLOADS)}")
 
 
 def _known_bug(name: str) -> Bug | None:

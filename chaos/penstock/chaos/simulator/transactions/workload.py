@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from random import Random
 from typing import Final
@@ -45,7 +45,9 @@ _SUCCESSIONS: Final = 0.7  # Of the producers that are held up: another one take
 
 
 class TransactionalClients:
-    """Programs of every kind, readers of committed records, and producers without transactions."""
+    """Programs of every kind (or of the roles in ``cast``), readers of committed records, and
+    producers without transactions.
+    """
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class TransactionalClients:
         topic: str,
         *,
         timeout_ms: int,
+        cast: Collection[str] = (),
     ) -> None:
         self._place = place
         self._timeout_ms = timeout_ms
@@ -65,8 +68,11 @@ class TransactionalClients:
         self._readers: dict[TopicIdPartition, CommittedReader] = {}
         self._producers: list[Producer] = []
         self._stopped = False
+        self._cast = [
+            (kind, name) for kind, name in _CAST if not cast or name.split("-")[0] in cast
+        ]
         names = tuple(
-            name for kind, name in _CAST if issubclass(kind, Transfers | Processor | Worker)
+            name for kind, name in self._cast if issubclass(kind, Transfers | Processor | Worker)
         )
         self._stage = Stage(
             scripts, topic, self._lasting, self._fleeting, count(1), count(1), names
@@ -109,7 +115,7 @@ class TransactionalClients:
         return self._observer.is_coordinators(key) or key.topic_id == OFFSETS_TOPIC_ID
 
     def _begin(self) -> None:
-        for kind, name in _CAST:
+        for kind, name in self._cast:
             self._actors.append(kind(next(self._addresses), self._stage, name, self._timeout_ms))
 
     def end_one(self, rng: Random) -> None:
