@@ -40,6 +40,7 @@ from penstock.broker.scrubber import Scrubber
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
+from penstock.broker.service.limits import client_port_options, unsent_answers
 from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
@@ -349,7 +350,7 @@ class Broker:
                 next_step="set tls.ca, tls.certificate and tls.key, or see that the network keeps "
                 "strangers out",
             )
-        server = aio.server(options=SERVER_OPTIONS)
+        server = aio.server(options=client_port_options(self._config))
         # Not all of a server: what the generated code calls.
         guarded: Any = Guarded(server, meter=self._metrics.traffic)
         self._metadata = MetadataServicer(
@@ -359,7 +360,9 @@ class Broker:
             self._link.require_founded,
             self._replicas.why_out_of_sync,
         )
-        add_log_servicer(LogServicer(self._replicas, self._image, self._metrics), guarded)
+        unsent = unsent_answers(self._config, self._metrics)
+        self._undo.append(unsent.stop)
+        add_log_servicer(LogServicer(self._replicas, self._image, self._metrics, unsent), guarded)
         self._add_replication(
             server,
             replication_pb2.LocateResponse(

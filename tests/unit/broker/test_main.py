@@ -13,9 +13,9 @@ from penstock.broker import __main__ as main
 
 
 class PaperNode:
-    stop_timeout_s = 1.0
-
     """Stops at once, and leaves a call that ends a few turns of the loop later, as gRPC does."""
+
+    stop_timeout_s = 1.0
 
     ended: list[str]
 
