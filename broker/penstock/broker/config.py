@@ -245,8 +245,9 @@ class NodeConfig:
         high=1_000_000,
     )
     connection_streams_max: int = _key(
-        1000,
-        "So many calls and streams one connection has open at most; a client waits with more.",
+        4000,
+        "So many calls and streams one connection has open at most. Clients wait with more, but "
+        "for those that they send before they have heard of the limit, which are refused.",
         low=10,
         high=1_000_000,
     )

@@ -10,9 +10,6 @@ from penstock.broker.service.closing import close_connection
 from penstock.broker.service.unsent import Unsent, UnsentLimits
 from penstock.wire.transport import SERVER_OPTIONS, Option, parse_address
 
-_HANDSHAKE_MS = 20_000
-"""So long a connection may take until HTTP/2, and TLS, are agreed on: gRPC's default is 2 min."""
-
 
 def client_port_options(config: NodeConfig) -> list[Option]:
     """How gRPC serves that port."""
@@ -21,7 +18,6 @@ def client_port_options(config: NodeConfig) -> list[Option]:
         ("grpc.max_receive_message_length", config.request_max_bytes),
         ("grpc.max_concurrent_streams", config.connection_streams_max),
         ("grpc.max_allowed_incoming_connections", config.connections_max),
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ]
 
 
