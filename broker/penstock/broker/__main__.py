@@ -22,6 +22,7 @@ try:
     from penstock.broker.config import NodeConfig
     from penstock.broker.logs import configure_logs
     from penstock.broker.node import Node
+    from penstock.broker.stopping import ForcedEnd
     from penstock.wire.errors import (
         AddressInUseError,
         ConfigurationError,
@@ -59,6 +60,10 @@ up to five milliseconds late.
 _CALLS_END_S = 2.0
 """How long a stopped node waits for the tasks of calls that its servers ended by force."""
 
+_FORCE_S = 5.0
+"""How long beyond its stop's own bound a process may live: a thread that a disk holds up would
+have the interpreter wait for it, until whoever sent SIGTERM sends SIGKILL."""
+
 log = structlog.get_logger()
 
 
@@ -94,10 +99,11 @@ def run(
     An error is written to stderr as ``describe`` puts it: one line, unless it is given.
     """
     tune_malloc()
+    end = ForcedEnd(EXIT_FAILED)
     try:
         config = NodeConfig.load(config_file, os.environ, overrides)
         configure_logs(config.log_format, config.log_level, node=config.node_id)
-        uvloop.run(_serve(config))
+        uvloop.run(_serve(config, end.by))
     except (
         ConfigurationError,
         DataDirectoryError,
@@ -112,10 +118,14 @@ def run(
     except Exception:
         log.exception("the node failed and stops")
         return EXIT_FAILED
+    finally:
+        end.called_off()
     return 0
 
 
-async def _serve(config: NodeConfig) -> None:
+async def _serve(
+    config: NodeConfig, begin_stop: Callable[[float], None] = lambda _timeout_s: None
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,6 +141,7 @@ async def _serve(config: NodeConfig) -> None:
         await node.run(stop)
     finally:
         log.info("stopping")
+        begin_stop(node.stop_timeout_s + _FORCE_S)
         await node.stop()
         await calls_end(_CALLS_END_S)
         log.info("stopped")

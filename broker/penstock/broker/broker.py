@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,13 @@ from penstock.broker.scrubber import Scrubber
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
+from penstock.broker.service.limits import client_port_options, unsent_answers
 from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.shut_logs import ShutLogs
 from penstock.broker.stand_ins import StandIns
+from penstock.broker.stopping import Stop, stop_all
 from penstock.broker.storage.cleaner.cleaner import LogCleaner
 from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
@@ -118,7 +120,7 @@ class Broker:
         self._image = MetadataImage()
         self._metrics = metrics
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._undo: list[Callable[[], Awaitable[None]]] = []
+        self._undo: list[Stop] = []
         self._logs = LogManager(
             config.log_directories,
             LogSettings(
@@ -269,16 +271,18 @@ class Broker:
         await scrubber.start()
         self._undo.append(scrubber.stop)
 
-    async def stop(self) -> None:
-        """Hand the leaderships over, then stop in the reverse order of the start."""
+    @property
+    def hand_over_timeout_ms(self) -> int:
+        """How long a stop waits for the leaderships to be elsewhere."""
+        return self._live.now.controlled_shutdown_timeout_ms
+
+    async def stop(self, timeout_s: float) -> None:
+        """Hand the leaderships over, then stop in the reverse order of the start: in so long."""
         if self._undo and self._undo[-1] == self._link.stop:
-            moved = await self._link.shut_down_controlled(
-                self._live.now.controlled_shutdown_timeout_ms
-            )
+            moved = await self._link.shut_down_controlled(self.hand_over_timeout_ms)
             if not moved:
                 log.warning("stopping without having handed the leaderships over")
-        while self._undo:
-            await self._undo.pop()()
+        await stop_all(self._undo, self._loop.time() + timeout_s)
         if self._failed.done():
             self._failed.exception()  # A start that failed has said why; asyncio need not.
 
@@ -347,7 +351,7 @@ class Broker:
                 next_step="set tls.ca, tls.certificate and tls.key, or see that the network keeps "
                 "strangers out",
             )
-        server = aio.server(options=SERVER_OPTIONS)
+        server = aio.server(options=client_port_options(self._config))
         # Not all of a server: what the generated code calls.
         guarded: Any = Guarded(server, meter=self._metrics.traffic)
         self._metadata = MetadataServicer(
@@ -357,7 +361,9 @@ class Broker:
             self._link.require_founded,
             self._replicas.why_out_of_sync,
         )
-        add_log_servicer(LogServicer(self._replicas, self._image, self._metrics), guarded)
+        unsent = unsent_answers(self._config, self._metrics)
+        self._undo.append(unsent.stop)
+        add_log_servicer(LogServicer(self._replicas, self._image, self._metrics, unsent), guarded)
         self._add_replication(
             server,
             replication_pb2.LocateResponse(

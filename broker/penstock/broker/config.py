@@ -18,7 +18,7 @@ from penstock.raft_meta.exposure import TlsFiles, check_exposure
 from penstock.wire.cluster_config import CLUSTER_CONFIGS
 from penstock.wire.config_keys import suggest
 from penstock.wire.errors import ConfigurationError
-from penstock.wire.transport import format_address, parse_address
+from penstock.wire.transport import MAX_MESSAGE_BYTES, format_address, parse_address
 
 _ENV_PREFIX: Final = "PENSTOCK_"
 _ROLES: Final = ("controller", "broker")
@@ -238,6 +238,40 @@ class NodeConfig:
     metrics_graphite_interval_ms: int = _key(
         60_000, "How often metrics.graphite is sent them.", low=100
     )
+    connections_max: int = _key(
+        2000,
+        "So many connections the port for clients has at most; more are closed at once.",
+        low=10,
+        high=1_000_000,
+    )
+    connection_streams_max: int = _key(
+        4000,
+        "So many calls and streams one connection has open at most. Clients wait with more, but "
+        "for those that they send before they have heard of the limit, which are refused.",
+        low=10,
+        high=1_000_000,
+    )
+    request_max_bytes: int = _key(
+        MAX_MESSAGE_BYTES,
+        "The largest message that clients may send; at least the largest max.message.bytes.",
+        low=1024 * 1024,
+        high=MAX_MESSAGE_BYTES,
+    )
+    unsent_max_bytes: int = _key(
+        192 * 1024 * 1024,
+        "Records that clients asked for and have yet to take, of all clients; the memory is about "
+        "twice that. A quarter of it is for connections that have nothing to take yet.",
+        low=4 * 1024 * 1024,
+    )
+    unsent_connection_max_bytes: int = _key(
+        96 * 1024 * 1024, "The same of one connection; what is above waits.", low=1024 * 1024
+    )
+    unsent_stalled_ms: int = _key(
+        60_000,
+        "A client that takes nothing of its answers for so long is disconnected, and after a sixth "
+        "of it when others wait for room.",
+        low=1000,
+    )
     log_format: str = _key("console", "How log lines look.", choices=("console", "json"))
     log_level: str = _key(
         "info", "The least level that is logged.", choices=("debug", "info", "warning", "error")
@@ -350,6 +384,10 @@ class NodeConfig:
         _require(
             self.broker_heartbeat_interval_ms * 2 <= self.broker_session_timeout_ms,
             "broker.heartbeat.interval.ms must be at most half of broker.session.timeout.ms",
+        )
+        _require(
+            self.unsent_connection_max_bytes <= self.unsent_max_bytes,
+            "unsent.connection.max.bytes must not be above unsent.max.bytes",
         )
         _require(
             self.group_min_session_timeout_ms <= self.group_max_session_timeout_ms,

@@ -103,6 +103,16 @@ class BrokerMetrics:
             ["transport"],
             registry=self.registry,
         )
+        self._answers_refused = Counter(
+            "penstock_answers_refused",
+            "Fetches without room for their answer in time, since clients did not take others",
+            registry=self.registry,
+        )
+        self._stalled_clients = Counter(
+            "penstock_stalled_clients",
+            "Connections that were closed since their clients took nothing of their answers",
+            registry=self.registry,
+        )
         for transport in ("frames", "grpc"):
             self._streams.labels(transport=transport)
 
@@ -111,6 +121,22 @@ class BrokerMetrics:
         self._elected.inc()
         if uncleanly:
             self._elected_uncleanly.inc()
+
+    def watch_unsent(self, total_bytes: Callable[[], int]) -> None:
+        """Show what clients have yet to take, asked in the metrics' own thread. Once."""
+        Gauge(
+            "penstock_unsent_bytes",
+            "Bytes of answers to fetches that clients have yet to take",
+            registry=self.registry,
+        ).set_function(total_bytes)
+
+    def answer_refused(self) -> None:
+        """Count a fetch that there was no room for."""
+        self._answers_refused.inc()
+
+    def client_stalled(self) -> None:
+        """Count a connection that was closed: its client takes nothing."""
+        self._stalled_clients.inc()
 
     def watch_fenced(self, may_serve: Callable[[], bool]) -> None:
         """Show whether this broker may serve, asked in the metrics' own thread. Once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,7 @@ from penstock.broker.node_health import NodeHealth
 from penstock.broker.node_http import AskVerdict, NodePages
 from penstock.broker.quorum_view import QuorumView
 from penstock.broker.readiness import Rollable, why_controller_not_ready
+from penstock.broker.stopping import Stop, stop_all
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.controller import ControllerServer
@@ -35,7 +36,8 @@ from penstock.wire.transport import parse_address
 
 log = structlog.get_logger()
 
-_STOP_TIMEOUT_S: Final = 30
+_STOP_S: Final = 20.0
+"""What a stop may take, all of it, beside the time in which the leaderships are handed over."""
 
 
 class Node:
@@ -47,7 +49,7 @@ class Node:
         self._broker: Broker | None = None
         self._health: NodeHealth | None = None
         self._locks: list[int] = []
-        self._undo: list[Callable[[], Awaitable[None]]] = []  # What to stop, in order of start.
+        self._undo: list[Stop] = []  # What to stop, in order of start.
 
     async def start(self) -> None:
         """Check the directories and start the roles. Raises typed errors; nothing is left open."""
@@ -86,7 +88,7 @@ class Node:
                 self._broker = Broker(
                     config, meta.cluster_id, metrics, tls, failed_directories=failed
                 )
-                self._undo.append(self._broker.stop)
+                self._undo.append(self._stop_broker)
                 await self._broker.start()
                 health.require(self._broker.why_not_ready)
                 pages.roll_verdict = self._broker.roll_verdict
@@ -154,21 +156,25 @@ class Node:
             for task in watched:
                 task.cancel()
 
+    @property
+    def stop_timeout_s(self) -> float:
+        """What ``stop`` takes at most: controlled.shutdown.timeout.ms and 20 seconds."""
+        broker = self._broker
+        return _STOP_S + (0.0 if broker is None else broker.hand_over_timeout_ms / 1000)
+
     async def stop(self) -> None:
         """Stop the broker, then the controller that it needs for its farewell."""
         if self._health is not None:
             self._health.stopping()
-        while self._undo:
-            stop = self._undo.pop()
-            try:
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await stop()
-            except Exception:
-                # The rest must be closed properly whatever became of this part.
-                log.exception("a part did not stop cleanly")
+        await stop_all(self._undo, asyncio.get_running_loop().time() + self.stop_timeout_s)
         for descriptor in self._locks:
             os.close(descriptor)
         self._locks.clear()
+
+    async def _stop_broker(self) -> None:
+        assert self._broker is not None
+        # The rest of the time is the controller's, and of all that was started before.
+        await self._broker.stop(_STOP_S * 3 / 4)
 
     def _serve_http(self, pages: NodePages) -> None:
         http = NodeHttp(self._config.metrics_listen, pages.routes())

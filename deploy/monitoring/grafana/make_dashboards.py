@@ -202,6 +202,19 @@ BROKER: Final = Dashboard(
                 ("streams: {{method}}", f"sum by (method) (penstock_open_streams{{{_NODE}}})"),
             ],
         ),
+        curve(
+            "Answers that clients have yet to take",
+            "{{node}}",
+            f"penstock_unsent_bytes{{{_NODE}}}",
+            "bytes",
+        ),
+        Panel(
+            "Answers refused and clients disconnected, since they are not taken",
+            [
+                ("refused: {{node}}", rate("penstock_answers_refused_total", _NODE, "node")),
+                ("disconnected: {{node}}", rate("penstock_stalled_clients_total", _NODE, "node")),
+            ],
+        ),
         curve("CPU", "{{node}}", rate("process_cpu_seconds_total", _NODE, "node"), "percentunit"),
         curve("Memory", "{{node}}", f"process_resident_memory_bytes{{{_NODE}}}", "bytes"),
         Panel(

@@ -33,6 +33,8 @@ SERVER_OPTIONS: Final[list[Option]] = [
     # At gRPC's default, thousands of simultaneous calls were dropped.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    # Until HTTP/2, and TLS, are agreed on. At gRPC's default who says nothing stays two minutes.
+    ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]

@@ -58,6 +58,10 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+_TOLD_REASONS: Final = 20
+"""So many reasons why snapshots were refused are logged, and no more."""
+
+
 class HeartbeatStream:
     """One broker's stream: what it is to be told."""
 
@@ -119,6 +123,7 @@ class ControllerShell:
         self._streams: dict[int, HeartbeatStream] = {}
         self._stream_ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
+        self._unreadable: set[str] = set()  # What was said of snapshots; on the voter's thread.
         self._punctuality = Punctuality(self._was_late)
 
     @property
@@ -132,7 +137,21 @@ class ControllerShell:
         return FeatureLevels(
             METADATA_VERSION,
             lambda: self.state.metadata_version if self.state.controller_epoch else 0,
+            self._why_unreadable,
         )
+
+    def _why_unreadable(self, snapshot: bytes) -> str:
+        """See FeatureLevels. A reason is logged once: strangers must not fill the log."""
+        try:
+            ClusterState.restore(snapshot)
+        except Exception as error:  # Whatever bytes lead to: somebody made them up.
+            why = str(error) or type(error).__name__
+        else:
+            return ""
+        if why not in self._unreadable and len(self._unreadable) < _TOLD_REASONS:
+            self._unreadable.add(why)
+            log.warning("a snapshot that is not of a voter was refused", reason=why)
+        return why
 
     def bind(self, quorum: Quorum) -> None:
         """Take part in a quorum that this is the state machine of."""

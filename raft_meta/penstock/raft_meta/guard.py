@@ -79,6 +79,7 @@ class Guard:
         load_snapshot: Callable[[], Snapshot | None],
         supported_level: int,
         machine: Callable[[], MachineState | None],
+        why_unreadable: Callable[[bytes], str],
     ) -> None:
         self._desk = desk = Desk(
             node_id=node_id,
@@ -87,6 +88,7 @@ class Guard:
             load_snapshot=load_snapshot,
             supported_level=supported_level,
             machine=machine,
+            why_unreadable=why_unreadable,
         )
         self.elections = Elections(node_id, timing, rng)
         self.bounced: list[int] = []  # The engine's request ids of commands that it forwarded.

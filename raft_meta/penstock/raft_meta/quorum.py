@@ -54,10 +54,13 @@ class FeatureLevels:
 
     ``supported`` is the newest that this software knows. ``in_force`` says at which the commands
     applied so far are to be applied, and 0 while that is not decided; called on the event loop.
+    ``why_unreadable`` says why the state machine could not be what a snapshot says, and nothing
+    when it could; called on any thread.
     """
 
     supported: int = OLDEST_LEVEL
     in_force: Callable[[], int] = lambda: OLDEST_LEVEL
+    why_unreadable: Callable[[bytes], str] = lambda _snapshot: ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,7 @@ class RaftQuorum:
                 await_room=self._thread.await_room,
                 supported_level=self._levels.supported,
                 machine=lambda: self._machine_state,
+                why_unreadable=self._levels.why_unreadable,
             )
         except BaseException:
             journal.abandon()

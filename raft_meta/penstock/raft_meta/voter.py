@@ -152,7 +152,8 @@ class Voter:
     alone (penstock.raft_meta.rules.founding): from then on its log says who votes. A node that
     the voter set lacks, with its very directory, follows and never votes for itself.
     ``supported_level`` is the newest feature level that this software knows; ``machine`` says how
-    far the state machine is, on any thread, or None where nobody knows.
+    far the state machine is, on any thread, or None where nobody knows. ``why_unreadable`` is asked
+    about snapshots of nodes that are no voters (see FeatureLevels).
 
     Raises RaftSafetyError, lmdb.Error or OSError when it cannot go on: the process must then end.
     """
@@ -172,6 +173,7 @@ class Voter:
         addresses: Mapping[int, Address] | None = None,
         supported_level: int = OLDEST_LEVEL,
         machine: Callable[[], MachineState | None] = lambda: None,
+        why_unreadable: Callable[[bytes], str] = lambda _snapshot: "",
     ) -> None:
         self._node_id = node_id
         self._await_room = await_room
@@ -196,6 +198,7 @@ class Voter:
             load_snapshot=lambda: self._snapshot,
             supported_level=supported_level,
             machine=machine,
+            why_unreadable=why_unreadable,
         )
         self._raft = MetadataRaft(
             node_id=node_id,

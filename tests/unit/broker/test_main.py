@@ -15,6 +15,8 @@ from penstock.broker import __main__ as main
 class PaperNode:
     """Stops at once, and leaves a call that ends a few turns of the loop later, as gRPC does."""
 
+    stop_timeout_s = 1.0
+
     ended: list[str]
 
     def __init__(self, config: Any) -> None:

@@ -31,6 +31,8 @@ async def test_no_thread_keeps_the_event_loop_waiting_for_long(
     class Serving:
         """A node that is stopped as soon as it runs."""
 
+        stop_timeout_s = 1.0
+
         def __init__(self, config: NodeConfig) -> None:
             pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.raft_meta.journal import LmdbJournal
@@ -63,9 +64,15 @@ def pre_vote(term, last=(1, 0)) -> Message:
 class Lone:
     """Voter 1 of ``nodes``. Every call of ``tell`` is a step; ``said`` is what it answered."""
 
-    def __init__(self, directory: Path, nodes: int = 3) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        why_unreadable: Callable[[bytes], str] = lambda _snapshot: "",
+    ) -> None:
         self.directory = directory
         self.nodes = nodes
+        self.why_unreadable = why_unreadable
         self.now_s = 50.0
         self.events: list[object] = []
         self.supported_level = 3
@@ -90,6 +97,7 @@ class Lone:
             now_s=self.now_s,
             supported_level=self.supported_level,
             machine=lambda: self.machine,
+            why_unreadable=self.why_unreadable,
         )
 
     def found(self) -> None:

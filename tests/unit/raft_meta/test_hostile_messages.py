@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.raft_meta.guard import MAX_TERM_STEP
 from penstock.raft_meta.journal import RaftSafetyError
+from penstock.raft_meta.snapshots import Snapshot
+from penstock.raft_meta.voter import Installed
 from penstock.v1 import raft_pb2
 from tests.unit.raft_meta.lone_voter import Lone, Message, append, entry, reply
 
@@ -149,6 +151,47 @@ def test_only_a_voter_ends_a_voter_by_contradicting_what_is_committed(
     assert lone.log == [(1, 0), (2, 1), (3, 1)]
     with pytest.raises(RaftSafetyError, match="the leader's entry 2 differs"):
         lone.tell(2, contradiction)
+
+
+NONSENSE = [b"", b"\xff\xff", b"x" * 100]
+
+
+def nonsense(data: bytes) -> Message:
+    snapshot = Snapshot(20, 2, data)
+    chunk = raft_pb2.SnapshotChunk(
+        last_index=20, last_term=2, total_bytes=len(data), crc32c=snapshot.crc, data=data, round=1
+    )
+    return Message(term=2, snapshot_chunk=chunk)
+
+
+@pytest.mark.parametrize("data", NONSENSE)
+def test_a_snapshot_of_nonsense_is_taken_of_a_voter_alone(tmp_path: Path, data: bytes) -> None:
+    # A voter's ends the controller, which cannot read it: of that a stranger must not be capable.
+    lone = Lone(tmp_path, why_unreadable=lambda _snapshot: "it is nonsense")
+    assert lone.tell(4, nonsense(data)) == [], "it is not answered"
+    assert not lone.of(Installed)
+    assert not (tmp_path / "snapshot").exists()
+    lone.tell(2, nonsense(data))
+    assert [event.snapshot.data for event in lone.of(Installed)] == [data]
+
+
+def test_a_sound_snapshot_is_taken_of_whoever_leads(tmp_path: Path) -> None:
+    # A voter that was away for long may not know yet that the leader is a voter.
+    lone = Lone(tmp_path)
+    lone.tell(4, nonsense(b"sound"))
+    assert [event.snapshot.data for event in lone.of(Installed)] == [b"sound"]
+
+
+def test_a_voter_leads_a_term_that_a_stranger_claimed_first(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.tell(4, append(1, (1, 0), entry(2, 1)))
+    assert lone.status.leader_id == 4
+    lone.tell(2, append(1, (1, 0), entry(2, 1), entry(3, 1), commit=3))
+    assert lone.status.leader_id == 2
+    assert lone.log == [(1, 0), (2, 1), (3, 1)]
+    assert lone.tell(4, append(1, (3, 1), entry(4, 1))) == []
+    with pytest.raises(RaftSafetyError, match="node 3 claims to lead term 1, which 2 leads"):
+        lone.tell(3, append(1, (3, 1)))
 
 
 def test_a_term_that_is_none_is_not_entered(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.raft_meta import controller
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.controller import ControllerServer
+from penstock.raft_meta.snapshots import Snapshot
 from penstock.raft_meta.voters import DIRECTORY_ID_BYTES
 from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc, raft_pb2
 from penstock.wire.errors import ErrorCode
@@ -170,6 +171,54 @@ HOSTS = st.one_of(
 )
 
 
+def sound_hello(node_id: int = 2, host: str = "127.0.0.1", port: int = 1) -> raft_pb2.RaftHello:
+    return raft_pb2.RaftHello(
+        cluster_id=CLUSTER,
+        node_id=node_id,
+        receiver_node_id=1,
+        directory_id=bytes(DIRECTORY_ID_BYTES),
+        host=host,
+        port=port,
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        GARBAGE,
+        cluster_pb2.ClusterSnapshot(metadata_version=1_000_000).SerializeToString(),
+        cluster_pb2.ClusterSnapshot(
+            metadata_version=1,
+            metadata={"partitions": [{"topic_id": b"no topic's", "partition": -1}]},
+        ).SerializeToString(),
+    ],
+    ids=["nothing", "no message", "of the far future", "partitions of no topic"],
+)
+def test_a_snapshot_of_nonsense_after_a_sound_hello_is_borne(
+    alone: Controller, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunk = raft_pb2.SnapshotChunk(
+        last_index=2**40,
+        last_term=1,
+        total_bytes=len(data),
+        crc32c=Snapshot(2**40, 1, data).crc,
+        data=data,
+    )
+    sent = [
+        raft_pb2.RaftExchangeRequest(hello=sound_hello()),
+        raft_pb2.RaftExchangeRequest(
+            term=alone.server.status().term + 1,
+            directory_id=bytes(DIRECTORY_ID_BYTES),
+            snapshot_chunk=chunk,
+        ),
+    ]
+    code, details = alone.call(EXCHANGE, *(each.SerializeToString() for each in sent))
+    assert code in CLEAR, (code, details)
+    wait_until(alone.commits, "it leads, or leads again", 20)
+    assert alone.server.status().commit_index < 2**40
+
+
 def test_whatever_follows_a_sound_hello_is_borne(
     alone: Controller, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,15 +230,8 @@ def test_whatever_follows_a_sound_hello_is_borne(
         st.lists(absurd(raft_pb2.RaftExchangeRequest.DESCRIPTOR), max_size=6),
     )
     def check(node_id: int, host: str, port: int, messages: list[Any]) -> None:
-        hello = raft_pb2.RaftHello(
-            cluster_id=CLUSTER,
-            node_id=node_id,
-            receiver_node_id=1,
-            directory_id=bytes(DIRECTORY_ID_BYTES),
-            host=host,
-            port=port,
-        )
-        sent = [raft_pb2.RaftExchangeRequest(hello=hello), *messages]
+        hello = raft_pb2.RaftExchangeRequest(hello=sound_hello(node_id, host, port))
+        sent = [hello, *messages]
         code, details = alone.call(EXCHANGE, *(each.SerializeToString() for each in sent))
         assert code in CLEAR, (code, details)
 

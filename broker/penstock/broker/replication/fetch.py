@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.transactions import EndedTransaction
@@ -28,6 +28,30 @@ MAX_WAIT_MS: Final = 300_000
 
 _LENGTH: Final = struct.Struct(">i")
 _LENGTH_AT: Final = 8  # In a batch; it counts what follows it.
+
+
+class Room(Protocol):
+    """What there is in memory for one answer, which others share."""
+
+    def left(self) -> int:
+        """What may be read now; at 0 nothing may."""
+        ...
+
+    def take(self, size_bytes: int) -> None:
+        """So much was read."""
+        ...
+
+
+class _Boundless:
+    def left(self) -> int:
+        return MAX_FETCH_BYTES
+
+    def take(self, size_bytes: int) -> None:
+        pass
+
+
+BOUNDLESS: Final[Room] = _Boundless()
+"""For answers that leave at once."""
 
 Locate = Callable[[log_pb2.FetchPartition], Partition]
 """The partition asked for, when it is led here under the epoch asked for; else it raises."""
@@ -229,18 +253,27 @@ class Fetcher:
         self._locate = locate
         self._rotation = 0
 
-    async def fetch(self, request: log_pb2.FetchRequest) -> Laden[log_pb2.FetchResponse]:
-        """Answer when ``min_bytes`` are there, when something is to be told, or in time."""
+    async def fetch(
+        self, request: log_pb2.FetchRequest, room: Room = BOUNDLESS
+    ) -> Laden[log_pb2.FetchResponse]:
+        """Answer when ``min_bytes`` are there, when something is to be told, or in time; and at
+        once when there is no ``room`` for what could be read.
+        """
         committed = request.isolation_level == common_pb2.ISOLATION_LEVEL_READ_COMMITTED
         reads = [
             PartitionRead(entry, self._locate, read_committed=committed)
             for entry in request.partitions
         ]
         budget = min(request.max_bytes or MAX_FETCH_BYTES, MAX_FETCH_BYTES)
-        total, waited = await _read_round(self._rotated(reads), budget, 0)
-        if total < request.min_bytes and request.max_wait_ms > 0 and not _settled(reads):
+        total, waited = await _read_round(self._rotated(reads), budget, 0, room)
+        if (
+            total < request.min_bytes
+            and request.max_wait_ms > 0
+            and not _settled(reads)
+            and room.left()
+        ):
             # While the disk was waited for, those read before may have got more.
-            await self._wait(request, reads, budget, reads if waited else ())
+            await self._wait(request, reads, budget, reads if waited else (), room)
         results = [read.result() for read in reads]
         response = log_pb2.FetchResponse(partitions=[result for result, _ in results])
         return Laden(response, [records for _, records in results])
@@ -259,6 +292,7 @@ class Fetcher:
         reads: list[PartitionRead],
         budget: int,
         again: Sequence[PartitionRead],
+        room: Room,
     ) -> None:
         loop = asyncio.get_running_loop()
         by_partition: dict[Partition, list[PartitionRead]] = {}
@@ -290,8 +324,10 @@ class Fetcher:
                 woken.clear()
                 changed = list(dirty)
                 dirty.clear()
-                gained, _ = await _read_round(changed, budget - total, total)
+                gained, _ = await _read_round(changed, budget - total, total, room)
                 total += gained
+                if not gained and not room.left():
+                    return
         finally:
             timer.cancel()
             for partition in by_partition:
@@ -302,13 +338,23 @@ def _settled(reads: Sequence[PartitionRead]) -> bool:
     return any(read.settled for read in reads)
 
 
-async def _read_round(reads: Sequence[PartitionRead], budget: int, total: int) -> tuple[int, bool]:
+async def _read_round(
+    reads: Sequence[PartitionRead], budget: int, total: int, room: Room
+) -> tuple[int, bool]:
     """Read each of them on; the bytes gained, and whether the loop did other work meanwhile."""
     gained, waited = 0, False
     for read in reads:
-        job = read.cold(budget - gained, min_one=total + gained == 0)
+        if read.partition is None:
+            continue  # It has an error to tell.
+        if not (left := room.left()):
+            break
+        job = read.cold(min(budget - gained, left), min_one=total + gained == 0)
         if job is not None:
             waited = True
             await warm(job)
-        gained += read.read(budget - gained, min_one=total + gained == 0)
+            if not (left := room.left()):  # Others were answered meanwhile.
+                break
+        size_bytes = read.read(min(budget - gained, left), min_one=total + gained == 0)
+        room.take(size_bytes)
+        gained += size_bytes
     return gained, waited

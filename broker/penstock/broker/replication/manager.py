@@ -18,7 +18,7 @@ from penstock.broker.replication.answers import Refusals
 from penstock.broker.replication.appending import Appends, Target
 from penstock.broker.replication.cold_reads import warm
 from penstock.broker.replication.deadlines import Deadlines
-from penstock.broker.replication.fetch import Fetcher
+from penstock.broker.replication.fetch import BOUNDLESS, Fetcher, Room
 from penstock.broker.replication.follower import FollowerLinks
 from penstock.broker.replication.hosting import Hosting
 from penstock.broker.replication.isr import IsrProposer
@@ -308,9 +308,11 @@ class ReplicaManager:
             verified=verified,
         )
 
-    async def fetch(self, request: log_pb2.FetchRequest) -> Laden[log_pb2.FetchResponse]:
+    async def fetch(
+        self, request: log_pb2.FetchRequest, room: Room = BOUNDLESS
+    ) -> Laden[log_pb2.FetchResponse]:
         """Answer a fetch by long poll; see penstock.v1.FetchRequest."""
-        return await self._fetcher.fetch(request)
+        return await self._fetcher.fetch(request, room)
 
     async def find_times(self, request: log_pb2.ListOffsetsRequest) -> None:
         """Read what an offset query needs of the disk, in threads. Raises nothing."""

@@ -10,7 +10,9 @@ import grpc
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.replication.fetch import BOUNDLESS, Room
 from penstock.broker.service.producing import ProducedLogs, ProduceStream, Producing
+from penstock.broker.service.unsent import Unsent
 from penstock.broker.traffic_metrics import PRODUCE
 from penstock.raft_meta.guarding import Guarded, refusing_malformed
 from penstock.v1 import log_pb2
@@ -26,8 +28,10 @@ from penstock.wire.laden import FETCH_RESPONSE, PRODUCE_REQUEST, Laden
 class PartitionLogs(ProducedLogs, Protocol):
     """What this service asks of the replica manager."""
 
-    async def fetch(self, request: log_pb2.FetchRequest) -> Laden[log_pb2.FetchResponse]:
-        """Answer a fetch by long poll."""
+    async def fetch(
+        self, request: log_pb2.FetchRequest, room: Room = BOUNDLESS
+    ) -> Laden[log_pb2.FetchResponse]:
+        """Answer a fetch by long poll, of no more than there is room for."""
         ...
 
     async def find_times(self, request: log_pb2.ListOffsetsRequest) -> None:
@@ -57,8 +61,15 @@ class LogServicer(LogServicerBase):
     What carries records has them beside it here: add it to a server by ``add_log_servicer``.
     """
 
-    def __init__(self, logs: PartitionLogs, image: MetadataImage, metrics: BrokerMetrics) -> None:
+    def __init__(
+        self,
+        logs: PartitionLogs,
+        image: MetadataImage,
+        metrics: BrokerMetrics,
+        unsent: Unsent | None = None,
+    ) -> None:
         self._logs = logs
+        self._unsent = unsent
         self._image = image
         self._metrics = metrics
         self._producing = Producing(logs, metrics, self._check_not_internal)
@@ -98,11 +109,33 @@ class LogServicer(LogServicerBase):
         self, request: log_pb2.FetchRequest, context: Any
     ) -> Laden[log_pb2.FetchResponse]:
         """Read by long poll."""
-        response = await self._logs.fetch(request)
+        if self._unsent is None:
+            response = await self._logs.fetch(request)
+        else:
+            response = await self._fetch_into(self._unsent, request, context)
         if response.records_bytes:
             for entry, records in zip(response.message.partitions, response.records, strict=True):
                 if len(records):
                     self._metrics.traffic.fetched(entry.partition.topic, len(records))
+        return response
+
+    async def _fetch_into(
+        self, unsent: Unsent, request: log_pb2.FetchRequest, context: Any
+    ) -> Laden[log_pb2.FetchResponse]:
+        """Read what there is room for, once there is room for anything."""
+        share = unsent.share(context.peer())
+        context.add_done_callback(share.release)
+        response = await self._logs.fetch(request, share)
+        if not (share.starved and _tells_nothing(response)):
+            return response
+        until_s = unsent.until_s()
+        try:
+            while share.starved and _tells_nothing(response):
+                await share.room(until_s)
+                response = await self._logs.fetch(request, share)
+        except PenstockError as error:
+            for entry in response.message.partitions:
+                entry.error.CopyFrom(error.to_proto())
         return response
 
     async def ListOffsets(
@@ -171,7 +204,7 @@ class _WithRecordsBeside:
                 produce.stream_stream, PRODUCE_REQUEST.parse, produce.response_serializer
             ),
             "Fetch": grpc.unary_unary_rpc_method_handler(
-                fetch.unary_unary, fetch.request_deserializer, FETCH_RESPONSE.to_bytes
+                fetch.unary_unary, fetch.request_deserializer, _into_bytes
             ),
         }
         self._guarded.add_registered_method_handlers(service, {**handlers, **beside})
@@ -181,3 +214,18 @@ def add_log_servicer(servicer: LogServicer, guarded: Guarded) -> None:
     """Serve it."""
     server: Any = _WithRecordsBeside(guarded)  # Not all of a server: what the generated code calls.
     add_LogServicer_to_server(servicer, server)
+
+
+def _into_bytes(laden: Laden[log_pb2.FetchResponse]) -> bytes:
+    """The response as bytes. It loses its records, which would stay until the client took them."""
+    data = FETCH_RESPONSE.to_bytes(laden)
+    laden.records = []
+    return data
+
+
+def _tells_nothing(laden: Laden[log_pb2.FetchResponse]) -> bool:
+    """Whether a client would only ask again."""
+    return not laden.records_bytes and not any(
+        entry.HasField("error") or entry.HasField("diverging_epoch")
+        for entry in laden.message.partitions
+    )

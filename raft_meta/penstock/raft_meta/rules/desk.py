@@ -151,6 +151,7 @@ class Desk:
         load_snapshot: Callable[[], Snapshot | None],
         supported_level: int = OLDEST_LEVEL,
         machine: Callable[[], MachineState | None] = lambda: None,
+        why_unreadable: Callable[[bytes], str] = lambda _snapshot: "",
     ) -> None:
         self.node_id = node_id
         self.journal = journal
@@ -158,6 +159,7 @@ class Desk:
         self.load_snapshot = load_snapshot
         self.supported_level = supported_level
         self.machine = machine  # How far this node's state machine is; None: nobody says.
+        self.why_unreadable = why_unreadable  # What speaks against a snapshot's bytes.
         self.engine: Engine = None  # type: ignore[assignment]  # Guard.bind() is called first.
         self.now_s = 0.0
         self.leaders_commit = 0  # What a leader that counts said last to be decided.

@@ -176,10 +176,22 @@ class Receiving:
             if snapshot.crc != chunk.crc32c:
                 following.reply(peer, chunk.round, success=False, next_index=0)
                 return
+            if not self._may_install(peer, message, snapshot):
+                self._desk.dropped += 1
+                return
             self._desk.engine.install(snapshot)
             following.reply(peer, chunk.round, success=True, next_index=last + 1)
             return
         following.reply(peer, chunk.round, success=False, next_index=0, reset=False)
+
+    def _may_install(self, peer: int, message: Message, snapshot: Snapshot) -> bool:
+        """Whether what a whole snapshot says is to be taken over, and kept on the disk.
+
+        A voter's is, and one that nobody can read ends this node. Anybody else has promised
+        nothing, and would have a say in who stops: what it sends is read first.
+        """
+        desk = self._desk
+        return desk.counts(peer, message) or not desk.why_unreadable(snapshot.data)
 
     def _collect(self, peer: int, term: int, chunk: raft_pb2.SnapshotChunk) -> bool:
         identity = IncomingSnapshot.identify(peer, term, chunk)

@@ -57,8 +57,10 @@ class Terms:
             if not desk.counts(peer, message):
                 desk.dropped += 1
                 return False
-            raise RaftSafetyError(
-                f"node {peer} claims to lead term {message.term}, which {leader} leads"
-            )
+            if leader == desk.node_id or leader in desk.peers:
+                raise RaftSafetyError(
+                    f"node {peer} claims to lead term {message.term}, which {leader} leads"
+                )
+            # Who claimed it first is no voter and has promised nothing: a voter's word goes before.
         self._elections.heard_leader(message.term, desk.now_s)
         return True

@@ -1,0 +1,36 @@
+"""The limits of the port that clients reach, by a node's settings; see docs/operating/limits.md."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from penstock.broker.config import NodeConfig
+from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.service.closing import close_connection
+from penstock.broker.service.unsent import Unsent, UnsentLimits
+from penstock.wire.transport import SERVER_OPTIONS, Option, parse_address
+
+
+def client_port_options(config: NodeConfig) -> list[Option]:
+    """How gRPC serves that port."""
+    return [
+        *(each for each in SERVER_OPTIONS if each[0] != "grpc.max_receive_message_length"),
+        ("grpc.max_receive_message_length", config.request_max_bytes),
+        ("grpc.max_concurrent_streams", config.connection_streams_max),
+        ("grpc.max_allowed_incoming_connections", config.connections_max),
+    ]
+
+
+def unsent_answers(config: NodeConfig, metrics: BrokerMetrics) -> Unsent:
+    """What keeps answers that clients do not take within bounds. On the running loop."""
+    unsent = Unsent(
+        UnsentLimits(
+            max_bytes=config.unsent_max_bytes,
+            connection_max_bytes=config.unsent_connection_max_bytes,
+            stalled_ms=config.unsent_stalled_ms,
+        ),
+        partial(close_connection, port=parse_address(config.broker_listen)[1]),
+        metrics,
+    )
+    metrics.watch_unsent(lambda: unsent.total_bytes)
+    return unsent
