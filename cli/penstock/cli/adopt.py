@@ -28,7 +28,7 @@ import typer
 
 from penstock.cli.installation import require_broker
 from penstock.cli.output import print_json
-from penstock.cli.settings import Output, resolve
+from penstock.cli.settings import NodeConfigFile, NodeOverrides, Output, resolve
 from penstock.wire.errors import (
     ConfigurationError,
     DataDirectoryError,
@@ -171,19 +171,8 @@ def adopt(  # noqa: PLR0917 - one parameter for each option.
     name: Annotated[
         str, typer.Option("--name", help="What ConfigMaps are named after.")
     ] = "penstock",
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", help="The node's settings, as TOML.", show_default=False),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting that wins over file and environment; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    config: NodeConfigFile = None,
+    settings: NodeOverrides = None,
     output: Output = None,
 ) -> None:
     """Prepare the disk of a node that is started by itself, as by Kubernetes.

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from penstock.cli.errors import NODE_STEPS, explain, with_step
 from penstock.cli.installation import require_broker
-from penstock.cli.settings import require_text
+from penstock.cli.settings import NodeConfigFile, NodeOverrides, require_text
 from penstock.wire.errors import ErrorCode, PenstockError
 
 
 def node(
     ctx: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", help="The node's settings, as TOML.", show_default=False),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting that wins over file and environment; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    config: NodeConfigFile = None,
+    settings: NodeOverrides = None,
 ) -> None:
     """Run one node until SIGTERM or Ctrl-C.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -27,6 +28,19 @@ Bootstrap = Annotated[
 Output = Annotated[
     OutputFormat | None,
     typer.Option("--output", help="table for people, json for programs.", show_default="table"),
+]
+NodeConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="The node's settings, as TOML.", show_default=False),
+]
+NodeOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting that wins over file and environment; may be repeated.",
+        show_default=False,
+    ),
 ]
 
 
