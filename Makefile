@@ -211,7 +211,7 @@ test-pipeline: $(VENV)/.installed-dev ## Run the tests that start Spark
 
 # Demos and benchmarks look for free ports from fixed ones on: not two of them at a time.
 SPARK_PROGRAMS := $(patsubst %,tests/pipeline/test_%.py,access_log benchmark cloud_metrics cluster \
-	declarative declarative_topics example_programs guide messaging_kill messaging_tls sink_killed)
+	declarative declarative_topics example_programs guide messaging_kill messaging_tls running sink_killed)
 
 test-pipeline-programs: $(VENV)/.installed-dev ## Of these the programs with a Spark of their own
 	$(PYTEST) $(SPARK_PROGRAMS) --basetemp=$(VENV)/programs-tmp $(ARGS)

@@ -31,7 +31,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         settings={
             "spark.driver.memory": "600m",
             "spark.driver.extraJavaOptions": (
-                f"-Djava.io.tmpdir={temporary} -Dderby.system.home={directory} -XX:-UsePerfData"
+                f"-Djava.io.tmpdir={temporary} -Dderby.system.home={directory} -XX:-UsePerfData "
+                # Java compiles what runs but once or twice no better than it must.
+                "-XX:TieredStopAtLevel=1"
             ),
             "spark.local.dir": str(temporary),
             "spark.sql.warehouse.dir": str(directory / "warehouse"),

@@ -27,7 +27,7 @@ def main(amqp_port: str, mqtt_port: str, name: str, place: str, kill_at: str) ->
         settings={
             "spark.driver.memory": "500m",
             "spark.local.dir": str(directory / "local"),
-            "spark.driver.extraJavaOptions": "-XX:-UsePerfData",
+            "spark.driver.extraJavaOptions": "-XX:-UsePerfData -XX:TieredStopAtLevel=1",
         }
     )
     run(spark, (int(amqp_port), int(mqtt_port)), name, directory, int(kill_at))

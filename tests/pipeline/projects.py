@@ -122,7 +122,14 @@ class Project:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    return {**environment_without_penstock(), "TMPDIR": str(directory)}
+    """Of a program with its own Spark, for seconds: Java compiles it no better than it must."""
+    return {
+        **environment_without_penstock(),
+        "TMPDIR": str(directory),
+        "PYSPARK_SUBMIT_ARGS": (
+            "--driver-memory 600m --driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
+        ),
+    }
 
 
 def files_project(directory: Path, remote: str | None = None) -> Project:

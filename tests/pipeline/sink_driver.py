@@ -25,7 +25,9 @@ def main(told: dict[str, Any]) -> None:
         "penstock-sink-driver",
         settings={
             "spark.driver.memory": "500m",
-            "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData",
+            "spark.driver.extraJavaOptions": (
+                f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData -XX:TieredStopAtLevel=1"
+            ),
             "spark.local.dir": str(temporary),
             "spark.sql.warehouse.dir": str(temporary / "warehouse"),
             "spark.sql.shuffle.partitions": "2",

@@ -129,7 +129,8 @@ def test_a_flow_that_no_broker_answers_is_tried_twice_and_told_in_lines(tmp_path
     (port,) = free_ports(1)
     source = (
         f'spark.readStream.format("penstock").option("subscribe", "lines")'
-        f'.option("penstock.bootstrap.servers", "127.0.0.1:{port}").load()'
+        f'.option("penstock.bootstrap.servers", "127.0.0.1:{port}")'
+        f'.option("penstock.bootstrap.timeout.ms", "1000").load()'
     )
     path = project.directory / "transformations" / "topics.py"
     written = path.read_text().replace("def upper()", "def Upper()")

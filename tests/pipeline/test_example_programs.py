@@ -42,15 +42,7 @@ class Program:
             self._process = subprocess.Popen(
                 [sys.executable, str(EXAMPLES / name), *arguments],
                 cwd=directory,
-                env={
-                    **environment(directory),
-                    "SPARK_LOCAL_DIRS": str(directory),
-                    # It runs for seconds: Java had better not compile it as well as it can.
-                    "PYSPARK_SUBMIT_ARGS": (
-                        "--driver-memory 600m --driver-java-options -XX:TieredStopAtLevel=1 "
-                        "pyspark-shell"
-                    ),
-                },
+                env={**environment(directory), "SPARK_LOCAL_DIRS": str(directory)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -291,7 +291,13 @@ def reason(caught: pytest.ExceptionInfo[PySparkException]) -> str:
 def test_a_query_to_a_wrong_address_ends_before_a_task_begins(pipe: Pipe) -> None:
     (port,) = free_ports(1)
     pipe.feed()
-    options = pipe.options(**{"penstock.bootstrap.servers": f"127.0.0.1:{port}"})
+    options = pipe.options(
+        **{
+            "penstock.bootstrap.servers": f"127.0.0.1:{port}",
+            "penstock.delivery.timeout.ms": "4000",
+            "penstock.request.timeout.ms": "2000",
+        }
+    )
     said = pipe.fail(pipe.to_sink("penstock", options), "nothing was written")
     assert reason_of(said).startswith(
         "WriteFailedError: the penstock sink: nothing was written to "

@@ -68,8 +68,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def check(admin: Admin, topic: str | None = "orders") -> None:
-    given = {"penstock.bootstrap.servers": "nowhere:9092"}
+def check(admin: Admin, topic: str | None = "orders", **settings: str) -> None:
+    given = {"penstock.bootstrap.servers": "nowhere:9092", **settings}
     options = SinkOptions.load({**given, **({} if topic is None else {"topic": topic})})
     check_target(options, open_admin=admin)  # type: ignore[arg-type]
 
@@ -89,6 +89,13 @@ def test_a_wrong_address_is_named_with_what_to_do(clock: Clock) -> None:
     ):
         check(Admin(*away(10_000)))
     assert 30 <= clock.now_s < 31
+
+
+def test_who_gives_writes_less_time_is_told_sooner(clock: Clock) -> None:
+    impatient = {"penstock.delivery.timeout.ms": "4000", "penstock.linger.ms": "0"}
+    with pytest.raises(WriteFailedError, match="BootstrapError"):
+        check(Admin(*away(10_000)), **impatient)
+    assert 4 <= clock.now_s < 5
 
 
 def test_an_outage_of_half_a_minute_ends_nothing(clock: Clock) -> None:

@@ -7,6 +7,7 @@ the same wrong address or the same absent topic. Spark offers no way to have it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from time import monotonic, sleep
 from typing import Final
 
@@ -25,7 +26,8 @@ from penstock.pipeline.sink_options import SinkOptions
 _WHERE: Final = "the penstock sink"
 _OUTAGE_S: Final = 30.0
 """Brokers that are all away may come back: so long, as four attempts of a task take, nobody is told
-of it. Whether a ``df.write`` is a query's, which has to outlive that, Spark does not say here."""
+of it, unless ``penstock.delivery.timeout.ms`` is less. Whether a ``df.write`` is a query's, which
+has to outlive that, Spark does not say here."""
 _AGREE_S: Final = 5.0
 """A broker may hear of a topic later than who has made it: so long it is asked for again."""
 _PAUSE_S: Final = 0.1
@@ -37,8 +39,9 @@ one. Whatever becomes of it is for the tasks."""
 def check_target(
     options: SinkOptions, *, open_admin: Callable[..., AdminClient] = AdminClient
 ) -> None:
-    """Raises WriteFailedError where no broker answers at the address for 30 s, where there is no
-    such topic for 5 s, and at once where no topic can have the name.
+    """Raises WriteFailedError where no broker answers at the address for 30 s or for what a write
+    may take, if that is less, where there is no such topic for 5 s, and at once where no topic can
+    have the name.
 
     What else goes wrong is for the tasks, which need other rights than this question does. A
     process does not ask again for what it has found.
@@ -46,6 +49,7 @@ def check_target(
     servers = options.client.bootstrap_servers
     if (servers, options.topic) in _seen:
         return
+    outage_s = min(_OUTAGE_S, options.client.settings.get("delivery_timeout_ms", inf) / 1000)
     begun_s = monotonic()
     absent_since_s: float | None = None
     while True:
@@ -53,7 +57,7 @@ def check_target(
             _ask(options, open_admin)
         except BootstrapError as error:
             absent_since_s = None
-            if monotonic() - begun_s >= _OUTAGE_S:
+            if monotonic() - begun_s >= outage_s:
                 raise _refused(f" to penstock.bootstrap.servers={servers}", error) from None
         except UnknownTopicOrPartitionError as error:
             now_s = monotonic()
