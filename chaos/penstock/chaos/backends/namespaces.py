@@ -98,7 +98,7 @@ class Namespaces:
         sweep()
         try:
             self._make()
-        except FaultError:
+        except BaseException:  # Ctrl-C too: whoever made half of it has nothing to close.
             self.close()
             raise
 
@@ -145,9 +145,10 @@ class Namespaces:
         with contextlib.suppress(FaultError):
             _run(["ip", "link", "delete", self._interface])
         there = set(_listed())
-        for name in self._all:
-            if name in there:
-                _remove(name)
+        with contextlib.ExitStack() as ending:  # One that does not go keeps no other here.
+            for name in self._all:
+                if name in there:
+                    ending.callback(_remove, name)
 
     @property
     def _all(self) -> list[str]:
@@ -190,7 +191,12 @@ def sweep() -> None:
     for name in _listed():
         owner = owner_of(name)
         if owner and is_gone(owner):
-            _remove(name)
+            try:
+                _remove(name)
+            except FaultError:
+                if name in _listed():
+                    raise
+                # Another run begins just now, and was quicker.
 
 
 def _new_name() -> str:
@@ -238,6 +244,7 @@ def _run(command: Sequence[str], lines: Sequence[str] = ()) -> str:
             capture_output=True,
             text=True,
             check=False,
+            process_group=0,  # Ctrl-C in the terminal is not for it: it is to come to its end.
         )
     except OSError as error:
         raise FaultError(f"`{command[0]}` cannot be run: {error.strerror}") from None

@@ -125,7 +125,9 @@ class QueueShaper:
 
     def _tell(self, node: int, faults: Faults) -> None:
         command = [*self._namespaces.enter(node), *_COMMAND, "set", json.dumps(faults.to_json())]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - as above.
+        done = subprocess.run(  # noqa: S603 - as above, also of Ctrl-C.
+            command, capture_output=True, text=True, check=False, process_group=0
+        )
         if done.returncode:
             said = (done.stdout or done.stderr).strip()
             raise FaultError(f"the network of node {node} could not be changed: {said}")
