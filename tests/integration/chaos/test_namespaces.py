@@ -339,11 +339,11 @@ def test_nothing_is_left_when_they_are_closed() -> None:
     lingering = run_at(found, 1, "import time; print('ready', flush=True); time.sleep(600)")
     assert line_of(lingering) == "ready"
     found.close()
+    assert found.address(CLIENTS) not in addresses_here()
     found.close()
     assert lingering.wait(10) == -signal.SIGKILL
     lingering.communicate()
     assert set(named_by(os.getpid())) == before
-    assert found.address(CLIENTS) not in addresses_here()
 
 
 ABANDONED = """
