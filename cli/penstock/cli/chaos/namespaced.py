@@ -18,7 +18,7 @@ from penstock.cli.cluster_layout import (
 )
 
 _OF_THEM: Final = {shapers.NETEM: "tc netem", shapers.QUEUE: "iptables and nfnetlink_queue"}
-_NEXT: Final = "next: take --backend local, which needs neither, or docker"
+_NEXT: Final = "next: take --backend local, which needs none of this, or docker"
 
 
 class Namespaced:
