@@ -417,7 +417,8 @@ def test_ctrl_c_ends_a_run_and_leaves_nothing(tmp_path: Path) -> None:
     assert named_by(running.pid) == []
 
 
-def test_messages_by_name_are_for_the_relay() -> None:
-    done = chaos("run", "--backend", "namespaces", "--nemesis", "late-acks")
+def test_messages_by_name_are_for_the_relay(tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "run")
+    done = chaos("run", "--backend", "namespaces", "--nemesis", "late-acks", *out)
     assert done.status == 2
     assert "needs messages, which the backend namespaces has not" in " ".join(done.stderr.split())
