@@ -59,6 +59,7 @@ for name; do
     case $name in
         default-jre-headless) ln -s /bin/true "${0%/*}/java" ;;
         postgresql) ln -s /bin/true "${0%/*}/initdb" ;;
+        iproute2) ln -s /bin/true "${0%/*}/tc" ;;
         prometheus) ln -s /bin/true "${0%/*}/promtool" ;;
         install | -*) ;;
         *) ln -s /bin/true "${0%/*}/$name" ;;
@@ -75,6 +76,7 @@ def test_what_is_missing_is_installed_and_no_server_started(machine: Path) -> No
     update, install_them = told.splitlines()
     assert update.startswith("update")
     assert "default-jre-headless" in install_them
+    assert "iproute2" in install_them
     assert "mosquitto" not in install_them
     assert said == ""
 

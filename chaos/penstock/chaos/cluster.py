@@ -44,6 +44,7 @@ class Capability(StrEnum):
 
 OFFERED: Final[Mapping[str, frozenset[Capability]]] = {
     "local": frozenset(Capability) - {Capability.PACKETS},
+    "namespaces": frozenset(Capability) - {Capability.MESSAGES},
     "docker": frozenset(
         {
             Capability.PROCESSES,

@@ -55,14 +55,16 @@ class NodePlan:
     controller_port: int
     advertised_host: str = HOST
     """Where others are told that it is. Whoever names another host passes on what comes there, to
-    the same ports of HOST, where the node listens."""
+    the same ports of ``host``."""
     has_files_beside: bool = False
     """Its settings and its log are beside its directory, which can then be lost without them."""
+    host: str = HOST
+    """Where it listens. Another host than HOST is in a network namespace of the node's own."""
 
     @property
     def address(self) -> str:
         """Where its broker listens."""
-        return format_address(HOST, self.broker_port)
+        return format_address(self.host, self.broker_port)
 
     @property
     def advertised(self) -> str:
@@ -72,7 +74,7 @@ class NodePlan:
     @property
     def is_behind_another(self) -> bool:
         """Whether it is reached at another host than it listens at."""
-        return self.advertised_host != HOST
+        return self.advertised_host != self.host
 
     @property
     def frames_port(self) -> int:
@@ -106,6 +108,7 @@ class _ClusterFile:
     tls: bool = False
     advertised_host: str = HOST
     has_files_beside: bool = False
+    hosts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ def prepare_layout(
     settings: Mapping[str, str | int] | None = None,
     advertised_host: str = HOST,
     has_files_beside: bool = False,
+    hosts: Sequence[str] = (),
 ) -> ClusterLayout:
     """Make or find the cluster of ``directory``; None means: as it was, or the defaults.
 
@@ -140,7 +144,8 @@ def prepare_layout(
     number of nodes than it was made with is refused: the set of controllers is part of what the
     data means. Another base port moves it. With ``tls`` a new cluster has certificates of its own
     on every port; one that was made without is refused. ``settings`` go into the file of each new
-    node. For a new cluster's ``advertised_host`` and ``has_files_beside`` see NodePlan.
+    node. For a new cluster's ``advertised_host`` and ``has_files_beside`` see NodePlan. ``hosts``
+    are its nodes' own, one each, where they are not all at HOST; they are behind no other host.
 
     Nothing is written while a node of the cluster runs (DataDirectoryError), or for a new cluster
     or a move where a port is taken (AddressInUseError).
@@ -154,6 +159,7 @@ def prepare_layout(
             tls=tls,
             advertised_host=advertised_host,
             has_files_beside=has_files_beside,
+            hosts=hosts,
         )
         _refuse_unknown_contents(directory)
     else:
@@ -241,8 +247,13 @@ def _write_files(
 
 
 def check_ports(plans: Iterable[NodePlan]) -> None:
-    """Raise AddressInUseError that names the port when one of the nodes' is taken."""
+    """Raise AddressInUseError that names the port when one of the nodes' is taken.
+
+    In a network namespace of a node's own all are free.
+    """
     for plan in plans:
+        if plan.host != HOST:
+            continue
         wanted = [(plan.broker_port, "broker"), (plan.controller_port, "controller")]
         if plan.is_behind_another:
             wanted.append((plan.frames_port, "followers"))
@@ -286,8 +297,9 @@ def _plans(directory: Path, cluster: _ClusterFile) -> tuple[NodePlan, ...]:
             directory=directory / f"node-{i + 1}",
             broker_port=cluster.base_port + i,
             controller_port=cluster.base_port + CONTROLLER_PORT_DISTANCE + i,
-            advertised_host=cluster.advertised_host,
+            advertised_host=cluster.hosts[i] if cluster.hosts else cluster.advertised_host,
             has_files_beside=cluster.has_files_beside,
+            host=cluster.hosts[i] if cluster.hosts else HOST,
         )
         for i in range(cluster.nodes)
     )
@@ -373,13 +385,13 @@ def _own_settings(plan: NodePlan, plans: Sequence[NodePlan], *, tls: bool) -> di
         "node.roles": "controller,broker",
         "data.dir": str(plan.directory.resolve()),
         "broker.listen": plan.address,
-        "controller.listen": format_address(HOST, plan.controller_port),
+        "controller.listen": format_address(plan.host, plan.controller_port),
         "controller.quorum.voters": voters,
     }
     if plan.is_behind_another:
         own["broker.advertised"] = plan.advertised
         own["controller.advertised"] = format_address(plan.advertised_host, plan.controller_port)
-        own["replication.frames.listen"] = format_address(HOST, plan.frames_port)
+        own["replication.frames.listen"] = format_address(plan.host, plan.frames_port)
     if tls:
         files = files_in(plan.directory.resolve().parent / _TLS_DIRECTORY, plan.directory.name)
         own["tls.ca"] = str(files.ca)

@@ -54,7 +54,7 @@ class _Child:
     stopping: bool = field(default=False)
 
 
-def _node_command(plan: NodePlan) -> list[str]:
+def node_command_of(plan: NodePlan) -> list[str]:
     """`penstock.broker` as a process that ends with ours."""
     return [sys.executable, "-m", "penstock.cli.child", "--config", str(plan.config_path)]
 
@@ -69,7 +69,7 @@ class LocalCluster:
     def __init__(
         self,
         layout: ClusterLayout,
-        node_command: Callable[[NodePlan], list[str]] = _node_command,
+        node_command: Callable[[NodePlan], list[str]] = node_command_of,
         environment: Callable[[NodePlan], Mapping[str, str]] = lambda _plan: {},
     ) -> None:
         self.layout = layout

@@ -22,6 +22,7 @@ from penstock.chaos.backends.unsynced import Kind, read_changes
 from penstock.chaos.cluster import CLIENTS, OFFERED, Capability, DiskFault, Link, LinkFault
 from penstock.chaos.errors import ClusterError, FaultError
 from penstock.cli.chaos.local_backend import LocalBackend
+from penstock.cli.chaos.node_networks import Loopback
 from penstock.client import (
     AdminClient,
     Consumer,
@@ -360,7 +361,7 @@ def test_what_is_acknowledged_survives_that_all_lose_power_at_once(backend: Loca
 
 def test_what_is_left_to_the_system_is_lost_with_the_power(tmp_path: Path) -> None:
     settings = {**SETTINGS, "flush.policy": "os"}
-    backend = LocalBackend(tmp_path / "run", 1, settings=settings, links=False)
+    backend = LocalBackend(tmp_path / "run", 1, settings=settings, network=Loopback())
     assert Capability.LINKS not in backend.capabilities
     try:
         backend.start()

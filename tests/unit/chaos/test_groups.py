@@ -141,6 +141,32 @@ def test_a_partition_that_nobody_polls_is_left_out() -> None:
     assert verdict.figures["longest_left_out_ms"] > 15_000
 
 
+def read_finally(script: GroupScript) -> None:
+    """By a last member, long after the load: partition 1, and then partition 0."""
+    script.t += 35_000 * MS
+    script.do("auditor", "join", {"group": "g", "member": "auditor"}, final=True)
+    for number in (1, 0):
+        at = {number: 4}
+        script.poll("auditor", at, [], at, member="auditor", generation=4, final=True)
+
+
+def test_nobody_is_a_member_between_the_load_and_the_final_reads() -> None:
+    script = moved()
+    script.given("b", 3, 0, 4, 0)
+    script.given("b", 3, 1, 4, 0)  # The last one of the load, and not about the other partition.
+    read_finally(script)
+    is_true(GroupComplete(), script, CALM)
+
+
+def test_before_the_final_reads_a_partition_is_left_out_as_ever() -> None:
+    script = moved()
+    for _ in range(33):
+        script.t += 1000 * MS
+        script.given("b", 3, 1, 4, 0)
+    read_finally(script)
+    is_false(GroupComplete(), script, "nobody polled orders-0 from 0.0 s to 33.1 s", evidence=CALM)
+
+
 def test_a_partition_that_is_written_and_never_polled_is_left_out() -> None:
     script = moved()
     script.append("p", 0, 4, 0, partition=7)

@@ -270,8 +270,9 @@ def test_a_family_draws_what_the_backend_has_and_all_of_it(name: str, backend: s
 def test_a_bad_network_is_of_links_here_and_of_packets_too_in_containers() -> None:
     kinds = {
         backend: {find_nemesis("netem", backend).plan(Random(seed), 3).kind for seed in range(200)}
-        for backend in ("local", "docker")
+        for backend in ("local", "docker", "namespaces")
     }
+    assert kinds["namespaces"] == kinds["docker"]
     assert kinds["local"] & kinds["docker"] == {"slow", "rate-limited"}
     assert kinds["docker"] >= {"lossy", "duplicated", "reordered"}
     assert kinds["local"] >= {"late-acks", "late-isr-changes", "late-heartbeats"}

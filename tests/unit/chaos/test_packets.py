@@ -12,11 +12,13 @@ from penstock.chaos.backends.packets import (
     OUT,
     Fates,
     Faults,
+    NodeFaults,
     Wire,
     faults_from_json,
     wires_of,
 )
 from penstock.chaos.cluster import CLIENTS, Link, LinkFault, PacketFault
+from penstock.chaos.errors import FaultError
 
 NODES = ("10.0.0.11", "10.0.0.12", "10.0.0.13")
 STRANGER = "10.0.0.1"
@@ -176,3 +178,37 @@ def test_what_waits_goes_on_in_the_order_of_its_time() -> None:
     waiting.run(3.0)
     assert done == ["first", "second", "late"]
     assert waiting.next_due is None
+
+
+def test_a_node_is_told_only_when_something_of_its_own_changes() -> None:
+    told: list[tuple[int, Faults]] = []
+    faults = NodeFaults(ADDRESSES, lambda node, what: told.append((node, what)))
+    faults.set_links({})
+    faults.set_packets(1, None)
+    assert told == []
+    cut = {Link(1, 2): LinkFault(cut=True)}
+    faults.set_links(cut)
+    faults.set_links(cut)
+    assert told == [(1, Faults(NODES, (Wire(OUT, NODES[1], cut=True),)))]
+    faults.set_packets(1, PacketFault(loss=1))
+    assert told[1:] == [(1, Faults(NODES, (Wire(OUT, NODES[1], cut=True),), PacketFault(loss=1)))]
+    faults.set_links({})
+    faults.set_packets(1, None)
+    assert told[-1] == (1, Faults(NODES))
+
+
+def test_a_node_that_did_not_hear_is_told_again() -> None:
+    refusing = True
+    told: list[int] = []
+
+    def tell(node: int, _faults: Faults) -> None:
+        if refusing:
+            raise FaultError("nobody hears")
+        told.append(node)
+
+    faults = NodeFaults(ADDRESSES, tell)
+    with pytest.raises(FaultError):
+        faults.set_links({Link(2, 1): LinkFault(cut=True)})
+    refusing = False
+    faults.set_links({})  # It may have heard half of it.
+    assert told == [2]

@@ -244,6 +244,27 @@ def test_nodes_behind_another_host_are_reached_there_alone(tmp_path: Path) -> No
         assert set(config.voters.values()) == {("127.0.0.2", 22_000), ("127.0.0.2", 22_001)}
 
 
+def test_nodes_with_hosts_of_their_own_listen_there_and_need_no_port_here(tmp_path: Path) -> None:
+    hosts = ["10.0.0.1", "10.0.0.2"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        layout = prepare_layout(
+            tmp_path,
+            nodes=2,
+            base_port=port,
+            hosts=hosts,
+            settings={"controller.insecure.allow": True},
+        )
+    assert prepare_layout(tmp_path).plans == layout.plans
+    for number, plan in enumerate(layout.plans):
+        config = NodeConfig.load(plan.config_path)
+        assert plan.address == plan.advertised == f"{hosts[number]}:{port + number}"
+        assert config.broker_listen == plan.address
+        assert config.controller_listen == f"{hosts[number]}:{plan.controller_port}"
+        assert config.voters[1] == ("10.0.0.1", layout.plans[0].controller_port)
+        assert not plan.is_behind_another
+
+
 def test_a_port_for_followers_is_looked_at_where_it_is_known(tmp_path: Path) -> None:
     base = find_base_port(1, first=25_000, frames=True)
     with socket.create_server(("127.0.0.1", base + 2_000)):

@@ -13,9 +13,9 @@ def this_owner() -> str:
 
 def is_gone(owner: str) -> bool:
     """Whether that process certainly does not live any more: never of one on another machine."""
-    boot, _, rest = owner.partition(":")
+    machine, _, rest = owner.partition(":")
     pid = rest.partition(":")[0]
-    if not pid.isdigit() or boot != _boot():
+    if not pid.isdigit() or machine != boot():
         return False
     return _owner(int(pid)) != owner
 
@@ -24,12 +24,12 @@ def _owner(pid: int) -> str:
     try:
         # Behind the name, which may have any letters in it, the start time is the 20th field.
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return f"{_boot()}:{pid}:{stat[19]}"
+        return f"{boot()}:{pid}:{stat[19]}"
     except (OSError, IndexError):
         return ""
 
 
-def _boot() -> str:
+def boot() -> str:
     """This boot of this machine, and where process ids mean what they mean to us."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

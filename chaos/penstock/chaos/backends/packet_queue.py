@@ -3,8 +3,9 @@
 ``python -m penstock.chaos.backends.packet_queue serve SEED`` runs beside a node, with CAP_NET_ADMIN
 and CAP_NET_RAW, until it is killed. Packets come to it through the kernel's NFQUEUE, by rules of
 ``iptables`` that are there only while a fault is; ``packets`` decides what becomes of each.
-``... set JSON`` tells it the faults, and returns when they hold; ``... probe`` says whether all of
-that works here. It needs nothing beyond the standard library, so that any image of Penstock has it.
+It says ``ready`` once it is there. ``... set JSON`` tells it the faults, and returns when these
+hold; ``... probe`` says whether all of that works here. It needs nothing beyond the standard
+library, so that any image of Penstock has it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from penstock.chaos.backends.packets import IN, OUT, Fates, Faults, faults_from_
 QUEUE: Final = 0
 CONTROL: Final = "\0penstock-packets"
 """A socket without a file: whoever is in this network namespace reaches it."""
+READY: Final = "ready"
 MARK: Final = 0x50
 """On packets that we send anew, so that they do not come to us again."""
 _MOST_WAITING: Final = 65_536
@@ -267,7 +269,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         match arguments:
             case ["serve", seed]:
-                PacketQueue(seed).serve()
+                queue = PacketQueue(seed)
+                sys.stdout.write(READY + "\n")
+                sys.stdout.flush()
+                queue.serve()
                 return 0
             case ["set", faults]:
                 answer = tell(faults)

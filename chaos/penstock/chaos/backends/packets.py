@@ -5,7 +5,7 @@ Nothing here touches a socket or a clock; ``packet_queue`` moves the packets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any, Final
@@ -84,6 +84,46 @@ def wires_of(
             Wire(direction, peer, fault.cut, fault.latency_ms, fault.jitter_ms, fault.rate_bytes)
         )
     return found
+
+
+class NodeFaults:
+    """What is wrong with the network of each node; tells a node only when that changes.
+
+    ``tell`` may raise: then the node is told again the next time.
+    """
+
+    def __init__(self, addresses: Mapping[int, str], tell: Callable[[int, Faults], None]) -> None:
+        self._addresses: Final = dict(addresses)
+        self._tell: Final = tell
+        self._links: Mapping[Link, LinkFault] = {}
+        self._packets: dict[int, PacketFault] = {}
+        whole = Faults(tuple(addresses.values()))
+        self._told: dict[int, Faults | None] = dict.fromkeys(addresses, whole)
+
+    def set_links(self, faults: Mapping[Link, LinkFault]) -> None:
+        """From now on these links do that, and all others nothing."""
+        self._links = dict(faults)
+        self._tell_all()
+
+    def set_packets(self, node: int, fault: PacketFault | None) -> None:
+        """From now on what the node sends suffers this; None heals it."""
+        if fault is None:
+            self._packets.pop(node, None)
+        else:
+            self._packets[node] = fault
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        for node in self._addresses:
+            faults = Faults(
+                tuple(self._addresses.values()),
+                tuple(wires_of(node, self._addresses, self._links)),
+                self._packets.get(node),
+            )
+            if self._told[node] != faults:
+                self._told[node] = None  # Until it has heard.
+                self._tell(node, faults)
+                self._told[node] = faults
 
 
 @dataclass(slots=True)

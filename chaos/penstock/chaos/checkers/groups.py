@@ -13,7 +13,7 @@ import numpy as np
 from penstock.chaos.checkers import Evidence, HeldFault
 from penstock.chaos.checkers.fates import Fate, transactions
 from penstock.chaos.checkers.members import Group, Poll, by_group, offsets_of
-from penstock.chaos.checkers.records import Records, topic_of
+from penstock.chaos.checkers.records import Records, is_final, topic_of
 from penstock.chaos.checkers.showing import show
 from penstock.chaos.checkers.spans import Cover
 from penstock.chaos.history import History, Operation, Type
@@ -91,7 +91,8 @@ class GroupComplete:
     with no fault held, no member's poll was about it, though members polled other partitions
     before, in and after that time. The partitions of a group are those that a member ever had, and
     those of the same topics that were written to. An anomaly is a partition and such a time. One
-    that is never polled is left out from the group's first poll to its last.
+    that is never polled is left out from the group's first poll to its last. The time from the last
+    poll of the load to the first of the final reads does not count: nobody is a member then.
     """
 
     name = "group-complete"
@@ -107,6 +108,7 @@ class GroupComplete:
         for group in by_group(history):
             if not group.polls:
                 continue
+            excused = _excused(group.polls, evidence.faults)
             topics = {topic_of(name) for name in group.partitions} - records.unstable
             written = (name for name in records.partitions.names if topic_of(name) in topics)
             theirs = {name for name in group.partitions if topic_of(name) in topics}
@@ -115,7 +117,7 @@ class GroupComplete:
                 findings.looked_at += len(its)
                 if not its:
                     findings.doubt(f"group {group.name} never polled {partition}")
-                for start, end in _left_out(group.polls, its, evidence.faults):
+                for start, end in _left_out(group.polls, its, excused):
                     longest = max(longest, end - start)
                     if end - start >= self._limit_t:
                         self._add(findings, group, partition, start, end)
@@ -137,10 +139,20 @@ def _answered(poll: Poll) -> int:
     return poll.operation.completed.t
 
 
+def _excused(polls: Sequence[Poll], faults: Sequence[HeldFault]) -> list[tuple[int, int]]:
+    """In their order the times in which nobody need poll: faults, and between load and reads."""
+    found = [(fault.began_t, fault.healed_t) for fault in faults]
+    loads = [_answered(poll) for poll in polls if not is_final(poll.operation)]
+    finals = [poll.operation.invoked.t for poll in polls if is_final(poll.operation)]
+    if loads and finals:
+        found.append((max(loads), min(finals)))
+    return sorted(found)
+
+
 def _left_out(
-    polls: Sequence[Poll], its: Sequence[Poll], faults: Sequence[HeldFault]
+    polls: Sequence[Poll], its: Sequence[Poll], excused: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Times without a fault in which the group polled, but not this partition."""
+    """Times without an excuse in which the group polled, but not this partition."""
     column = partial(np.array, dtype=np.int64)
     attended = Cover(
         column([poll.operation.invoked.t for poll in its]),
@@ -148,21 +160,21 @@ def _left_out(
     )
     times = sorted(map(_answered, polls))
     for start, end in attended.gaps(polls[0].operation.invoked.t, times[-1]):
-        for free, until in _without(faults, start, end):
+        for free, until in _without(excused, start, end):
             if bisect_left(times, until) > bisect_right(times, free):
                 yield free, until
 
 
-def _without(faults: Sequence[HeldFault], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """What of the time no fault held."""
-    for fault in sorted(faults, key=lambda one: one.began_t):
-        if fault.healed_t <= start:
+def _without(excused: Sequence[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """What of the time is not excused."""
+    for began_t, over_t in excused:
+        if over_t <= start:
             continue
-        if fault.began_t >= end:
+        if began_t >= end:
             break
-        if fault.began_t > start:
-            yield start, fault.began_t
-        start = fault.healed_t
+        if began_t > start:
+            yield start, began_t
+        start = over_t
     if start < end:
         yield start, end
 

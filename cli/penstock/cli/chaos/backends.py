@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.chaos.cluster import Capability, Cluster
     from penstock.chaos.nemeses import ScheduledFault
     from penstock.chaos.run_plan import RunPlan
+    from penstock.cli.chaos.node_networks import NodeNetwork
 
 CLUSTER_DIRECTORY: Final = "cluster"
 _BUGGED_NODE: Final = "penstock.cli.chaos.bugged_node"
@@ -21,6 +22,7 @@ class Backend(enum.StrEnum):
     """Where nodes run."""
 
     LOCAL = "local"
+    NAMESPACES = "namespaces"
     DOCKER = "docker"
     KUBERNETES = "kubernetes"
 
@@ -36,6 +38,7 @@ def make_cluster(plan: RunPlan, directory: Path, faults: Sequence[ScheduledFault
         _check_bug(plan.bug)
     makers = {
         Backend.LOCAL: _local,
+        Backend.NAMESPACES: _namespaces,
         Backend.DOCKER: _docker,
         Backend.KUBERNETES: _kubernetes,
     }
@@ -44,9 +47,36 @@ def make_cluster(plan: RunPlan, directory: Path, faults: Sequence[ScheduledFault
 
 def _local(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
     from penstock.chaos.cluster import Capability  # noqa: PLC0415 - not for --help.
-    from penstock.cli.chaos.local_backend import LocalBackend  # noqa: PLC0415 - as above.
+    from penstock.cli.chaos.node_networks import Loopback, Relayed  # noqa: PLC0415 - as above.
 
     _options(plan, {})
+    links = needs & {Capability.CUTS, Capability.LINKS, Capability.MESSAGES}
+    # What is no Linux has no relay: then these are no capabilities, which the run says.
+    network = Relayed(plan.seed) if links and sys.platform.startswith("linux") else Loopback()
+    return _processes(plan, directory, needs, network)
+
+
+def _namespaces(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
+    from penstock.chaos.cluster import Capability  # noqa: PLC0415 - not for --help.
+    from penstock.cli.chaos.namespaced import Namespaced  # noqa: PLC0415 - as above.
+
+    options = _options(plan, {"shaping": ""})
+    network = Namespaced(
+        range(1, plan.nodes + 1),
+        shaping=options["shaping"],
+        breaks_network=bool(needs & {Capability.CUTS, Capability.LINKS, Capability.PACKETS}),
+        seed=plan.seed,
+    )
+    return _processes(plan, directory, needs, network)
+
+
+def _processes(
+    plan: RunPlan, directory: Path, needs: frozenset[Capability], network: NodeNetwork
+) -> Cluster:
+    from penstock.chaos.cluster import Capability  # noqa: PLC0415 - not for --help.
+    from penstock.cli.chaos.local_backend import LocalBackend  # noqa: PLC0415 - as above.
+    from penstock.cli.local_cluster import node_command_of  # noqa: PLC0415 - as above.
+
     bugged = [sys.executable, "-m", _BUGGED_NODE, plan.bug]
     return LocalBackend(
         directory,
@@ -54,10 +84,9 @@ def _local(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Clus
         settings=_node_settings(plan),
         node_command=(lambda node: [*bugged, "--config", str(node.config_path)])
         if plan.bug
-        else None,
-        links=bool(needs & {Capability.CUTS, Capability.LINKS, Capability.MESSAGES}),
+        else node_command_of,
+        network=network,
         disks=bool(needs & {Capability.DISKS, Capability.CLOCKS}),
-        seed=plan.seed,
     )
 
 

@@ -84,12 +84,19 @@ def run(
     rate: Rate = 5_000,
     interval: Interval = 10,
     backend: Annotated[
-        Backend, typer.Option("--backend", help="Where the nodes run.")
+        Backend,
+        typer.Option(
+            "--backend",
+            help="Where the nodes run: processes, for root processes in network namespaces, "
+            "containers, or pods.",
+        ),
     ] = Backend.LOCAL,
     backend_options: Annotated[
         list[str] | None,
         typer.Option(
-            "--backend-set", metavar="KEY=VALUE", help="An option of the backend, such as image."
+            "--backend-set",
+            metavar="KEY=VALUE",
+            help="An option of the backend, such as image, or shaping of namespaces.",
         ),
     ] = None,
     out: Annotated[

@@ -24,7 +24,7 @@ from penstock.chaos.backends.containers import (
     Network,
 )
 from penstock.chaos.backends.owner import is_gone, this_owner
-from penstock.chaos.backends.packets import Faults, wires_of
+from penstock.chaos.backends.packets import Faults, NodeFaults
 from penstock.chaos.cluster import (
     CLIENTS,
     Capability,
@@ -120,9 +120,7 @@ class DockerBackend:
         self._nodes: Final = {
             node: _Node(node, self._directory / f"node-{node}") for node in range(1, nodes + 1)
         }
-        self._links: Mapping[Link, LinkFault] = {}
-        self._packets: dict[int, PacketFault] = {}
-        self._told: dict[int, Faults] = {}
+        self._faults: NodeFaults | None = None
         self._network: Network | None = None
 
     def _probe(self) -> str:
@@ -224,6 +222,9 @@ class DockerBackend:
                 one.wire = self._engine.create(self._wire_spec(one))
                 self._engine.start(one.wire)
             one.container = self._engine.create(self._node_spec(one))
+        if not self.why_no_network:
+            addresses = {node: one.address for node, one in self._nodes.items()}
+            self._faults = NodeFaults(addresses, self._tell_wire)
 
     def _write_settings(self, node: _Node) -> None:
         voters = ",".join(
@@ -391,39 +392,26 @@ class DockerBackend:
                 raise FaultError(f"{link} is no link of this cluster")
             if fault.hold:
                 raise FaultError("the backend docker holds no messages; next: take local")
-        if faults:
-            self._require_network()
-        self._links = dict(faults)
-        self._tell_network()
+        if faults or self._faults is not None:
+            self._require_network().set_links(faults)
 
     def set_packets(self, node: int, fault: PacketFault | None) -> None:
         """From now on what the node sends suffers this; None heals it. Raises FaultError."""
-        if fault is None:
-            self._packets.pop(node, None)
-        else:
-            self._require_network()
-            self._packets[node] = fault
-        self._tell_network()
+        if fault is not None or self._faults is not None:
+            self._require_network().set_packets(node, fault)
 
-    def _require_network(self) -> None:
+    def _require_network(self) -> NodeFaults:
         if self.why_no_network:
             raise FaultError(f"the network cannot be broken here: {self.why_no_network}")
+        if self._faults is None:
+            raise FaultError("the nodes have no network before they are started")
+        return self._faults
 
-    def _tell_network(self) -> None:
-        addresses = {node: one.address for node, one in self._nodes.items()}
-        for node, one in self._nodes.items():
-            faults = Faults(
-                tuple(addresses.values()),
-                tuple(wires_of(node, addresses, self._links)),
-                self._packets.get(node),
-            )
-            if not one.wire or self._told.get(node, Faults(faults.nodes)) == faults:
-                continue
-            text = json.dumps(faults.to_json())
-            status, said = self._engine.execute(one.wire, [*_QUEUE, "set", text], "0:0")
-            if status:
-                raise FaultError(f"the network of node {node} could not be changed: {said}")
-            self._told[node] = faults
+    def _tell_wire(self, node: int, faults: Faults) -> None:
+        text = json.dumps(faults.to_json())
+        status, said = self._engine.execute(self._nodes[node].wire, [*_QUEUE, "set", text], "0:0")
+        if status:
+            raise FaultError(f"the network of node {node} could not be changed: {said}")
 
     # --- what it has not, and files
 

@@ -6,7 +6,6 @@ What each facility does and does not model is said in docs/internals/chaos.md.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,6 @@ from typing import Final
 
 from penstock.broker.datadir import format_directory
 from penstock.chaos.backends import preload, processes
-from penstock.chaos.backends.relay import Route
-from penstock.chaos.backends.relay_process import Network
 from penstock.chaos.backends.unsynced import Lost
 from penstock.chaos.cluster import (
     CLIENTS,
@@ -29,25 +26,14 @@ from penstock.chaos.cluster import (
     PacketFault,
 )
 from penstock.chaos.errors import ClusterError, FaultError
+from penstock.cli.chaos.node_networks import Loopback, NodeNetwork, Relayed
 from penstock.cli.chaos.whole import describe_unwhole
-from penstock.cli.cluster_layout import (
-    HOST,
-    ClusterLayout,
-    NodePlan,
-    check_ports,
-    find_base_port,
-    prepare_layout,
-)
-from penstock.cli.local_cluster import LocalCluster, read_tail
+from penstock.cli.cluster_layout import NodePlan, check_ports
+from penstock.cli.local_cluster import LocalCluster, node_command_of, read_tail
 from penstock.wire.errors import PenstockError
 
-RELAY_HOST: Final = "127.0.0.2"
-"""Where nodes are reached, through the relay. The same ports of 127.0.0.1 are the nodes' own."""
-FIRST_PORT: Final = 28_000
 START_S: Final = 60.0
 TERMINATE_S: Final = 30.0
-FRAMES_CALL: Final = "/penstock.v1.Replication/Fetch"
-"""What goes over a connection in frames, by the name that it has in gRPC."""
 _POLL_S: Final = 0.05
 _TAIL_LINES: Final = 20
 
@@ -56,8 +42,9 @@ class LocalBackend:
     """Nodes as processes of this machine (``penstock.chaos.cluster.Cluster``).
 
     ``directory`` is made, and gets everything: the cluster, its logs, what was lost of its disks.
-    Without ``links`` nothing is between the nodes, and without ``disks`` nothing is before their
-    files and clocks; then there are no such faults, and what these cost is not paid.
+    ``network`` is what is between the nodes; by itself that is a relay, where there can be one.
+    Without ``disks`` nothing is before their files and clocks; then there are no such faults, and
+    what these cost is not paid.
 
     ``log`` and ``pid`` may be asked from any thread, all else from one at a time.
     """
@@ -68,18 +55,17 @@ class LocalBackend:
         nodes: int = 3,
         *,
         settings: Mapping[str, str | int] | None = None,
-        node_command: Callable[[NodePlan], list[str]] | None = None,
-        links: bool = True,
+        node_command: Callable[[NodePlan], list[str]] = node_command_of,
+        network: NodeNetwork | None = None,
         disks: bool = True,
-        seed: int = 0,
     ) -> None:
         """Make the cluster's directories. Raises ClusterError."""
         self._directory = directory
-        self._seed = seed
-        self._has_links = links and sys.platform.startswith("linux")
+        self._network: NodeNetwork = _usual_network() if network is None else network
         try:
-            self._layout = self._lay_out(nodes, settings)
-        except PenstockError as error:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._layout = self._network.lay_out(directory.resolve() / "cluster", nodes, settings)
+        except (PenstockError, FaultError) as error:
             raise ClusterError(str(error)) from error
         self._preloads: dict[int, preload.Preload] = {}
         if disks and not preload.why_not():
@@ -90,27 +76,14 @@ class LocalBackend:
                 )
                 for plan in self._layout.plans
             }
-        command = {} if node_command is None else {"node_command": node_command}
-        self._cluster = LocalCluster(self._layout, environment=self._environment, **command)
-        self._network: Network | None = None
-        self._faults: Mapping[Link, LinkFault] = {}
+        self._cluster = LocalCluster(
+            self._layout,
+            lambda plan: [*self._network.enter(plan.node_id), *node_command(plan)],
+            self._environment,
+        )
         self._pids: dict[int, int] = {}
         self._paused: set[int] = set()
         self._limits: dict[int, tuple[int | None, int | None]] = {}
-
-    def _lay_out(self, nodes: int, settings: Mapping[str, str | int] | None) -> ClusterLayout:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        return prepare_layout(
-            self._directory.resolve() / "cluster",
-            nodes=nodes,
-            # Two that are made at the same time find the same ports free: they begin elsewhere.
-            base_port=find_base_port(
-                nodes, first=FIRST_PORT + 100 * (os.getpid() % 9), frames=self._has_links
-            ),
-            settings=settings,
-            advertised_host=RELAY_HOST if self._has_links else HOST,
-            has_files_beside=True,
-        )
 
     def _environment(self, plan: NodePlan) -> Mapping[str, str]:
         found = self._preloads.get(plan.node_id)
@@ -122,11 +95,9 @@ class LocalBackend:
         found = {Capability.PROCESSES, Capability.PAUSES, Capability.FILES}
         if sys.platform.startswith("linux"):
             found.add(Capability.LIMITS)
-        if self._has_links:
-            found |= {Capability.CUTS, Capability.LINKS, Capability.MESSAGES}
         if self._preloads:
             found |= {Capability.DISKS, Capability.CLOCKS}
-        return frozenset(found)
+        return self._network.capabilities | found
 
     @property
     def nodes(self) -> Sequence[int]:
@@ -135,7 +106,7 @@ class LocalBackend:
 
     @property
     def bootstrap(self) -> str:
-        """Every broker's address, through the relay if there is one."""
+        """Every broker's address, through the network that can be broken."""
         return self._cluster.bootstrap
 
     @property
@@ -145,20 +116,13 @@ class LocalBackend:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Nothing besides what runs this process."""
-        return {}
-
-    @property
-    def relay_pid(self) -> int | None:
-        """The process that passes on what nodes and clients say, to be measured."""
-        return None if self._network is None else self._network.pid
+        """What there is of the network besides what runs this process."""
+        return self._network.versions
 
     def start(self) -> None:
         """Start what does not run, and return when all are ready. Raises ClusterError."""
         try:
-            if self._has_links and self._network is None:
-                self._network = Network(self._routes(), self._seed)
-                self._network.set_faults(self._faults)
+            self._network.start(self._layout.plans)
             running = self.running
             check_ports(plan for plan in self._layout.plans if plan.node_id not in running)
             for node in self.nodes:
@@ -169,14 +133,13 @@ class LocalBackend:
 
     def stop(self) -> None:
         """Stop everything and free what it took. Idempotent."""
-        for node in list(self._paused):
-            self.resume(node)
-        self._note_exits()
-        self._pids.clear()
-        self._cluster.stop()
-        if self._network is not None:
-            self._network.close()
-            self._network = None
+        with ExitStack() as ending:  # Whatever happens, nothing is left behind.
+            ending.callback(self._network.stop)
+            ending.callback(self._cluster.stop)
+            for node in list(self._paused):
+                self.resume(node)
+            self._note_exits()
+            self._pids.clear()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return when every node serves and every partition has a leader. Raises ClusterError.
@@ -212,7 +175,7 @@ class LocalBackend:
         if node in self.running:
             self._cluster.kill_node(node)
             self._lose_unsynced(node)
-            self._tell_owners()
+            self._network.know(self._pids)
 
     def terminate(self, node: int) -> None:
         """Ask it to stop, and return when it has; by force after half a minute."""
@@ -222,7 +185,7 @@ class LocalBackend:
         if node in self.running and not self._cluster.stop_node(node, TERMINATE_S):
             self._note(node, f"did not stop within {TERMINATE_S:.0f} s and was killed")
             self._lose_unsynced(node)
-        self._tell_owners()
+        self._network.know(self._pids)
 
     def start_node(self, node: int) -> None:
         """Start one that is down; does not wait until it serves. No-op where it runs."""
@@ -235,12 +198,7 @@ class LocalBackend:
         self._cluster.start_node(node)
         self._pids[node] = self._cluster.pid(node)
         self._apply_limits(node)
-        self._tell_owners()
-
-    def _tell_owners(self) -> None:
-        """Have the relay know the nodes' processes: others may have the numbers of those gone."""
-        if self._network is not None:
-            self._network.set_owners({pid: node for node, pid in self._pids.items()})
+        self._network.know(self._pids)
 
     def pause(self, node: int) -> None:
         """Stop its process in its tracks, and return when it stands still."""
@@ -263,27 +221,11 @@ class LocalBackend:
         for link in faults:
             if not {link.source, link.target} <= ends or link.source == link.target:
                 raise FaultError(f"{link} is no link of this cluster; its ends are {_listed(ends)}")
-        if self._network is not None:
-            self._network.set_faults(faults)
-        elif faults and not self._has_links:
-            raise FaultError("there are no links between these nodes; next: see `capabilities`")
-        self._faults = dict(faults)
+        self._network.set_links(faults)
 
     def set_packets(self, node: int, fault: PacketFault | None) -> None:
-        """There are none here."""
-        if fault is not None:
-            raise FaultError("the local backend has no packets; next: see `capabilities`")
-
-    def _routes(self) -> list[Route]:
-        return [
-            Route(plan.node_id, plan.advertised_host, port, HOST, port, call)
-            for plan in self._layout.plans
-            for port, call in (
-                (plan.broker_port, ""),
-                (plan.controller_port, ""),
-                (plan.frames_port, FRAMES_CALL),
-            )
-        ]
+        """From now on what the node sends suffers this; None heals it. Raises FaultError."""
+        self._network.set_packets(node, fault)
 
     # --- disks, files and limits
 
@@ -357,6 +299,7 @@ class LocalBackend:
                 healing.callback(self.set_limits, node)
                 healing.callback(self.set_disk, node, None)
                 healing.callback(self.set_clock, node, 0)
+                healing.callback(self.set_packets, node, None)
             healing.callback(self.set_links, {})
 
     def log(self, node: int) -> Path | None:
@@ -378,6 +321,10 @@ class LocalBackend:
     def _note(self, node: int, what: str) -> None:
         with self._layout.plan(node).log_path.open("a", encoding="utf-8") as log:
             log.write(f"penstock.chaos: node {node} {what}\n")
+
+
+def _usual_network() -> NodeNetwork:
+    return Relayed() if sys.platform.startswith("linux") else Loopback()
 
 
 def _listed(ends: set[int | str]) -> str:
