@@ -110,6 +110,7 @@ def findings(picture: Picture) -> list[Finding]:
         _of_quorum(picture.quorum, picture.quorum_error),
         chain.from_iterable(_of_broker(answer, picture.now_ms) for answer in picture.answers),
         _of_addresses(picture.answers),
+        _of_external_addresses(picture.cluster.brokers),
         _of_partitions(picture.partitions),
         chain.from_iterable(
             _of_node(answer, answer.node) for answer in picture.answers if answer.node is not None
@@ -240,6 +241,24 @@ def _of_addresses(answers: Iterable[Answer]) -> Iterator[Finding]:
             f"it advertises {answer.address}, which is this machine ({answer.resolved[0]}) for "
             "whoever asks, and other brokers are elsewhere",
             "set broker.advertised to what clients can reach",
+        )
+
+
+def _of_external_addresses(brokers: Iterable[BrokerDescription]) -> Iterator[Finding]:
+    """Clients from outside need all brokers, or none is meant for them."""
+    lacking: list[int] = []
+    having: list[int] = []
+    for broker in brokers:
+        (having if broker.external_host else lacking).append(broker.node_id)
+    if having and lacking:
+        ids = [", ".join(map(str, sorted(nodes))) for nodes in (having, lacking)]
+        verb = "has" if len(having) == 1 else "have"
+        yield _warning(
+            "addresses",
+            f"broker {ids[0]} {verb} an address for clients from outside, and {ids[1]} not: these "
+            f"are told of broker.advertised instead, where they may not reach what {ids[1]} leads",
+            f"set external.listen and external.advertised on node {ids[1]} too, and restart it; "
+            "or on none",
         )
 
 
