@@ -37,6 +37,7 @@ pytestmark = pytest.mark.integration
 INSIDE, OUTSIDE = "127.0.0.1", "127.0.0.2"
 TOPIC = "orders"
 PATIENCE_S = 60.0
+REQUEST_MAX_BYTES = 1024 * 1024
 PENSTOCK = (sys.executable, "-m", "penstock.cli")
 
 
@@ -44,7 +45,9 @@ class TwoSided(Cluster):
     """Three nodes with addresses for both sides."""
 
     def __init__(self, directory: Path, authority: Authority | None = None) -> None:
-        super().__init__(directory, authority=authority)
+        super().__init__(
+            directory, settings={"request.max.bytes": REQUEST_MAX_BYTES}, authority=authority
+        )
         ports = free_ports(2 * len(self.nodes))
         self.external = {
             node: f"{OUTSIDE}:{port}" for node, port in zip(self.nodes, ports, strict=False)
@@ -191,6 +194,17 @@ def test_what_is_for_nodes_is_not_served_outside(cluster: TwoSided) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             locate(b"", timeout=10)
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_the_limits_are_those_inside(cluster: TwoSided, side: str) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        raw.produce_at(
+            cluster.addresses(side)[1],
+            TOPIC,
+            raw.batch_of([bytes(REQUEST_MAX_BYTES)]),
+            credentials=cluster.credentials,
+        )
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_connections_are_counted_by_side(cluster: TwoSided) -> None:
