@@ -225,6 +225,24 @@ def test_connections_are_counted_by_side(cluster: TwoSided) -> None:
         assert count("external") == 1
 
 
+def test_the_doctor_asks_brokers_where_its_side_reaches_them(
+    cluster: TwoSided, side: str, tls: dict[str, str]
+) -> None:
+    options = {"tls_ca": "--tls-ca", "tls_certificate": "--tls-cert", "tls_key": "--tls-key"}
+    given = [part for key, path in tls.items() for part in (options[key], path)]
+    done = subprocess.run(
+        [*PENSTOCK, "doctor", "-b", cluster.addresses(side)[2], "--output", "json", *given],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seen = json.loads(done.stdout)
+    asked = {one["node_id"]: one["address"] for one in seen["nodes"]}
+    assert asked == cluster.addresses(side), done.stderr
+    assert all(one["node"] is not None for one in seen["nodes"]), "they answered there"
+    assert not [one for one in seen["findings"] if "advertised" in one["next"]]
+
+
 # ------------------------------------------------------------------- whole clients, a leader moves
 
 _may_reach: ContextVar[str] = ContextVar("_may_reach")
