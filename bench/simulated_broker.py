@@ -17,8 +17,9 @@ import uvloop
 from children import Answer, serve, settings
 from grpc import aio
 
-from penstock.broker.controller_link import BrokerIdentity, ControllerLink
+from penstock.broker.controller_link import ControllerLink
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.identity import BrokerIdentity
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.v1.controller_pb2_grpc import ControllerStub

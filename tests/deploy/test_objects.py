@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from penstock.wire.transport import parse_address
 from tests.deploy.objects import (
     CHART,
     KUBERNETES,
@@ -105,15 +106,76 @@ def test_addresses_from_outside_are_the_same_by_both_tools(tmp_path: Path) -> No
     for version in VERSIONS:
         for service in of_kind(charts, "Service"):
             kubernetes_validate.validate(service, version, strict=True)
-    container = only(charts, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
-    advertised = environment(container)["PENSTOCK_BROKER_ADVERTISED"]
-    assert advertised == "$(POD_NAME).logs.example.com:9092"
     for node in range(3):
         names = only(charts, "Certificate", f"penstock-{node}")["spec"]["dnsNames"]
         assert f"penstock-{node}.logs.example.com" in names
+        assert f"penstock-{node}.penstock-nodes.penstock.svc" in names
         service = only(charts, "Service", f"penstock-{node}-outside")
         pod = service["spec"]["selector"]["statefulset.kubernetes.io/pod-name"]
         assert pod == f"penstock-{node}"
+
+
+def outside(tool: str, tmp_path: Path) -> list[Object]:
+    if tool == "kustomize":
+        return with_outside(tmp_path)
+    values = yaml.safe_load((CHART.parent / "values-production.yaml").read_text())
+    return render({**values, "external": {"domain": "logs.example.com"}})
+
+
+@pytest.mark.parametrize("tool", ["kustomize", "helm"])
+def test_clients_outside_are_told_of_what_leads_to_the_port_for_them(
+    tool: str, tmp_path: Path
+) -> None:
+    """The name in the load balancer's Service, its port, the pod's port and the node's settings."""
+    from penstock.broker.config import NodeConfig
+
+    objects = outside(tool, tmp_path)
+    settings = next(
+        one
+        for one in of_kind(objects, "ConfigMap")
+        if one["metadata"]["name"].startswith("penstock-settings")
+    )
+    file = tmp_path / "node.toml"
+    file.write_text(settings["data"]["node.toml"])
+    spec = only(objects, "StatefulSet")["spec"]["template"]["spec"]
+    for node in range(3):
+        for container in containers(spec):
+            config = NodeConfig.load(file, played(container, node))
+            assert config.advertised == (f"penstock-{node}.penstock-nodes.shop.svc", 9092)
+        service = only(objects, "Service", f"penstock-{node}-outside")
+        notes = service["metadata"]["annotations"]
+        (port,) = service["spec"]["ports"]
+        name = notes["external-dns.alpha.kubernetes.io/hostname"]
+        assert (
+            config.external == (name, port["port"]) == (f"penstock-{node}.logs.example.com", 9092)
+        )
+        listens = {one["name"]: one["containerPort"] for one in spec["containers"][0]["ports"]}
+        assert listens[port["targetPort"]] == parse_address(config.external_listen)[1]
+        assert parse_address(config.external_listen)[0] == "0.0.0.0"
+        assert len(set(listens.values())) == len(listens) == 5
+
+
+def test_controllers_of_their_own_serve_nobody_outside() -> None:
+    controllers = {"dedicated": True}
+    found = render({**VALUES, "controllers": controllers, "external": {"domain": "example.com"}})
+    served = {
+        one["metadata"]["name"]: "PENSTOCK_EXTERNAL_LISTEN" in environment(container)
+        and "external" in {port["name"] for port in container["ports"]}
+        for one in of_kind(found, "StatefulSet")
+        for container in one["spec"]["template"]["spec"]["containers"]
+    }
+    assert served == {"penstock": True, "penstock-controller": False}
+
+
+@pytest.mark.parametrize("tool", ["kustomize", "helm"])
+def test_the_network_lets_those_outside_reach_the_port_for_them_alone(
+    tool: str, tmp_path: Path
+) -> None:
+    (policy,) = of_kind(outside(tool, tmp_path), "NetworkPolicy")
+    everybody = [rule["ports"] for rule in policy["spec"]["ingress"] if not rule.get("from")]
+    assert everybody == [[{"port": "external"}]]
+    some = [rule["ports"] for rule in policy["spec"]["ingress"] if rule.get("from")]
+    assert {"port": "external"} not in [port for ports in some for port in ports]
 
 
 VALUES: dict[str, Any] = {"clusterId": "abc123"}

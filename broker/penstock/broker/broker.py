@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from penstock.broker.acting import MetadataActor
+from penstock.broker.client_ports import ClientServices, client_server, open_port
 from penstock.broker.config import NodeConfig
-from penstock.broker.controller_link import BrokerIdentity, ControllerLink
+from penstock.broker.controller_link import ControllerLink
 from penstock.broker.coordinator.asking import CoordinatorQuestions
 from penstock.broker.coordinator.lags import GroupLags
 from penstock.broker.coordinator.service import GroupsServicer
@@ -23,6 +22,7 @@ from penstock.broker.coordinators import Coordinators
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.rolling import RollVerdict
 from penstock.broker.found_logs import report_unopened, tell_of_damage
+from penstock.broker.identity import BrokerIdentity
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.live_config import LiveConfig
 from penstock.broker.measuring import watch_broker
@@ -41,9 +41,10 @@ from penstock.broker.scrubber import Scrubber
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
-from penstock.broker.service.limits import client_port_options, unsent_answers
-from penstock.broker.service.log import LogServicer, add_log_servicer
+from penstock.broker.service.limits import unsent_answers
+from penstock.broker.service.log import LogServicer
 from penstock.broker.service.metadata import MetadataServicer
+from penstock.broker.service.outside import ToldOutside
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.shut_logs import ShutLogs
 from penstock.broker.stand_ins import StandIns
@@ -56,47 +57,29 @@ from penstock.broker.storage.settings import CleanerSettings, FlushPolicy, LogSe
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.credentials import NodeTls
-from penstock.raft_meta.exposure import is_loopback
 from penstock.raft_meta.guarding import Guarded, NodesOnly
 from penstock.raft_meta.listening import bind
 from penstock.raft_meta.tls_contexts import TlsContexts
 from penstock.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
     coordination_pb2,
     coordination_pb2_grpc,
-    groups_pb2,
-    groups_pb2_grpc,
-    log_pb2,
-    metadata_pb2,
-    metadata_pb2_grpc,
     replication_pb2,
     replication_pb2_grpc,
-    transactions_pb2,
-    transactions_pb2_grpc,
 )
 from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicIdPartition
-from penstock.wire.transport import SERVER_OPTIONS, format_address, parse_address
+from penstock.wire.transport import SERVER_OPTIONS, format_address
 
 log = structlog.get_logger()
 
 _GRACE_S = 0.5
 """How long requests in progress may take to end when the broker stops."""
 
-_SERVICES = [
+_FOR_NODES: Final = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in (
-        (log_pb2, "Log"),
-        (replication_pb2, "Replication"),
-        (coordination_pb2, "Coordination"),
-        (metadata_pb2, "Metadata"),
-        (groups_pb2, "Groups"),
-        (transactions_pb2, "Transactions"),
-        (admin_pb2, "Admin"),
-        (health_pb2, "Health"),
-    )
-]
+    for module, name in ((replication_pb2, "Replication"), (coordination_pb2, "Coordination"))
+)
+"""Services of broker.listen that clients have no use for."""
 
 
 class Broker:
@@ -315,6 +298,7 @@ class Broker:
             port=port,
             rack=config.node_rack,
             previous_broker_epoch=self._logs.previous_broker_epoch(),
+            external=config.external,
         )
         return ControllerLink(
             identity,
@@ -343,17 +327,31 @@ class Broker:
         )
 
     async def _listen(self) -> None:
-        listen = parse_address(self._config.broker_listen)
-        if self._tls is None and not is_loopback(listen[0]):
-            log.warning(
-                "whoever reaches this broker may read, write and delete everything",
-                address=self._config.broker_listen,
-                next_step="set tls.ca, tls.certificate and tls.key, or see that the network keeps "
-                "strangers out",
+        config, services = self._config, self._client_services()
+        server = client_server(config, services, self._metrics.traffic, beside=_FOR_NODES)
+        self._add_replication(
+            server,
+            replication_pb2.LocateResponse(
+                port=await self._listen_for_followers(),
+                frames_port=(frames_port := await self._listen_for_frames()),
+                marks_in_frames=frames_port > 0,
+            ),
+        )
+        await self._open("broker", server, config.broker_listen)
+        if config.external_listen:
+            server = client_server(
+                config, services, self._metrics.traffic, tell=ToldOutside(self._image)
             )
-        server = aio.server(options=client_port_options(self._config))
-        # Not all of a server: what the generated code calls.
-        guarded: Any = Guarded(server, meter=self._metrics.traffic)
+            await self._open("external", server, config.external_listen)
+
+    async def _open(self, listener: str, server: aio.Server, address: str) -> None:
+        port = await open_port(
+            server, self._config, self._tls, setting=f"{listener}.listen", address=address
+        )
+        self._undo.append(lambda: server.stop(_GRACE_S))
+        self._metrics.process.listens(listener, port)
+
+    def _client_services(self) -> ClientServices:
         self._metadata = MetadataServicer(
             self._config.node_id,
             self._image,
@@ -363,29 +361,18 @@ class Broker:
         )
         unsent = unsent_answers(self._config, self._metrics)
         self._undo.append(unsent.stop)
-        add_log_servicer(LogServicer(self._replicas, self._image, self._metrics, unsent), guarded)
-        self._add_replication(
-            server,
-            replication_pb2.LocateResponse(
-                port=await self._listen_for_followers(),
-                frames_port=(frames_port := await self._listen_for_frames()),
-                marks_in_frames=frames_port > 0,
-            ),
-        )
-        metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, guarded)
         coordinators = self._coordinators
-        groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(coordinators.groups), guarded)
-        transactions_pb2_grpc.add_TransactionsServicer_to_server(
-            TransactionsServicer(
+        return ClientServices(
+            log=LogServicer(self._replicas, self._image, self._metrics, unsent),
+            metadata=self._metadata,
+            groups=GroupsServicer(coordinators.groups),
+            transactions=TransactionsServicer(
                 coordinators.producer_ids.take,
                 coordinators.transactions,
                 self._replicas.transactions,
                 coordinators.hanging.judge,
             ),
-            guarded,
-        )
-        admin_pb2_grpc.add_AdminServicer_to_server(
-            AdminServicer(
+            admin=AdminServicer(
                 self._config.node_id,
                 self._image,
                 self._link,
@@ -393,21 +380,8 @@ class Broker:
                 self._live.describe,
                 node=NodeFacts(self._config, self._metrics.registry, self._logs.homes),
             ),
-            guarded,
+            health=HealthServicer(self._link.may_serve),
         )
-        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._link.may_serve), server)
-        reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
-        bind(
-            server,
-            listen,
-            setting="broker.listen",
-            tls=self._tls,
-            client_certificates=self._config.tls_client_auth == "required",
-        )
-        await server.start()
-        self._undo.append(lambda: server.stop(_GRACE_S))
-        self._metrics.process.listens("broker", listen[1])
-        log.info("listening", address=self._config.broker_listen, tls=self._tls is not None)
 
     async def _listen_for_followers(self) -> int:
         """Serve followers on a port of their own where they must be; its number, else 0.

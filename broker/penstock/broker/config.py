@@ -8,12 +8,17 @@ flags. An unknown key in the file or a flag is an error that suggests the near o
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.broker.config_sources import (
+    read_toml,
+    require,
+    require_reachable,
+    split_overrides,
+)
 from penstock.raft_meta.exposure import TlsFiles, check_exposure
 from penstock.wire.cluster_config import CLUSTER_CONFIGS
 from penstock.wire.config_keys import suggest
@@ -25,6 +30,8 @@ _ROLES: Final = ("controller", "broker")
 _ADDRESSES: Final = (
     "broker.listen",
     "broker.advertised",
+    "external.listen",
+    "external.advertised",
     "controller.listen",
     "controller.advertised",
     "replication.listen",
@@ -69,6 +76,12 @@ class NodeConfig:
     broker_listen: str = _key("127.0.0.1:9092", "The address that the broker listens on.")
     broker_advertised: str = _key(
         "", "The address that clients and brokers are told; default: broker.listen."
+    )
+    external_listen: str = _key(
+        "", "Where clients from outside are served too, on a port of their own; empty: none are."
+    )
+    external_advertised: str = _key(
+        "", "The address that clients from outside are told; default: external.listen."
     )
     controller_listen: str = _key("127.0.0.1:10092", "The address that the controller listens on.")
     controller_advertised: str = _key(
@@ -240,7 +253,7 @@ class NodeConfig:
     )
     connections_max: int = _key(
         2000,
-        "So many connections the port for clients has at most; more are closed at once.",
+        "So many connections a port for clients has at most; more are closed at once.",
         low=10,
         high=1_000_000,
     )
@@ -292,9 +305,9 @@ class NodeConfig:
         Raises ConfigurationError that names the source, the key, and what is allowed.
         """
         sources = {
-            "node file": {} if path is None else _checked(_read_toml(path), f"{path}"),
+            "node file": {} if path is None else _checked(read_toml(path), f"{path}"),
             "environment": _from_environment(environment or {}),
-            "command line": _checked(_split_overrides(overrides), "--set"),
+            "command line": _checked(split_overrides(overrides), "--set"),
         }
         values = {key: value for found in sources.values() for key, value in found.items()}
         origins = {key: source for source, found in sources.items() for key in found}
@@ -323,6 +336,13 @@ class NodeConfig:
     def advertised(self) -> tuple[str, int]:
         """The host and port that others are told."""
         return parse_address(self.broker_advertised or self.broker_listen)
+
+    @property
+    def external(self) -> tuple[str, int] | None:
+        """The host and port that clients from outside are told; None: there are none."""
+        if not self.external_listen:
+            return None
+        return parse_address(self.external_advertised or self.external_listen)
 
     @property
     def controller_address(self) -> tuple[str, int] | None:
@@ -357,39 +377,39 @@ class NodeConfig:
 
     def validate(self) -> None:
         """Raise ConfigurationError for settings that contradict each other."""
-        _require(self.node_id >= 0, "node.id is not set; every node needs its own number")
-        _require(bool(self.data_dir), "data.dir is not set; the node needs a directory of its own")
-        _require(
+        require(self.node_id >= 0, "node.id is not set; every node needs its own number")
+        require(bool(self.data_dir), "data.dir is not set; the node needs a directory of its own")
+        require(
             bool(self.roles) and self.roles <= set(_ROLES),
             f"node.roles={self.node_roles!r}: controller, broker, or controller,broker is wanted",
         )
         for key in _ADDRESSES:
             self._check_address(key)
         self._check_advertised()
-        _require(
+        require(
             not self.replication_frames_listen or self.replication_transport == "frames",
             "replication.frames.listen is for replication.transport=frames; leave one of them out",
         )
         self._check_voters()
         self._check_tls()
-        _require(
+        require(
             self.controller_election_timeout_min_ms < self.controller_election_timeout_max_ms,
             "controller.election.timeout.min.ms must be below controller.election.timeout.max.ms",
         )
-        _require(
+        require(
             self.controller_raft_heartbeat_ms * 2 <= self.controller_election_timeout_min_ms,
             "controller.raft.heartbeat.ms must be at most half of "
             "controller.election.timeout.min.ms, or healthy controllers lose their office",
         )
-        _require(
+        require(
             self.broker_heartbeat_interval_ms * 2 <= self.broker_session_timeout_ms,
             "broker.heartbeat.interval.ms must be at most half of broker.session.timeout.ms",
         )
-        _require(
+        require(
             self.unsent_connection_max_bytes <= self.unsent_max_bytes,
             "unsent.connection.max.bytes must not be above unsent.max.bytes",
         )
-        _require(
+        require(
             self.group_min_session_timeout_ms <= self.group_max_session_timeout_ms,
             "group.min.session.timeout.ms must not be above group.max.session.timeout.ms",
         )
@@ -404,23 +424,35 @@ class NodeConfig:
             raise ConfigurationError(f"{key}: {error}") from None
 
     def _check_advertised(self) -> None:
-        host, port = self.advertised
-        _require(
-            host not in ("0.0.0.0", "::"),  # noqa: S104 - this refuses it.
-            f"broker.advertised would be {format_address(host, port)}, which nobody can connect "
-            "to; set broker.advertised to the address that clients reach this broker by",
+        require_reachable("broker.advertised", self.advertised, "clients reach this broker by")
+        if self.external is None:
+            require(
+                not self.external_advertised,
+                "external.advertised is for external.listen, which is not set; set it to the "
+                "address where clients from outside are served, or leave both out",
+            )
+            return
+        require_reachable(
+            "external.advertised", self.external, "clients from outside reach this broker by"
+        )
+        # Connections are told apart by the port that they come to.
+        port = parse_address(self.external_listen)[1]
+        require(
+            port != parse_address(self.broker_listen)[1],
+            f"external.listen and broker.listen have the same port, {port}; give clients from "
+            "outside another one, which external.advertised need not show",
         )
 
     def _check_tls(self) -> None:
         given = {key: bool(getattr(self, key.replace(".", "_"))) for key in _TLS_FILES}
         missing = [key for key, is_given in given.items() if not is_given]
         verb = "is" if len(missing) == 1 else "are"
-        _require(
+        require(
             not missing or len(missing) == len(given),
             f"{' and '.join(missing)} {verb} not set{self._emptied(missing)}; TLS needs all of "
             f"{', '.join(given)}, and without TLS none of them may be set",
         )
-        _require(
+        require(
             not self.replication_listen or (not missing and self.tls_client_auth == "none"),
             "replication.listen is for tls.client.auth=none alone: otherwise followers are served "
             "at broker.listen; leave it out",
@@ -448,17 +480,17 @@ class NodeConfig:
             voters = self.voters
         except ValueError as error:
             raise ConfigurationError(f"controller.quorum.voters: {error}") from None
-        _require(
+        require(
             bool(voters),
             "controller.quorum.voters is not set; name all controllers as id@host:port",
         )
-        _require(
+        require(
             len(voters) == len(_parts(self.controller_quorum_voters)),
             "controller.quorum.voters names a node id twice",
         )
         if "controller" in self.roles and self.node_id not in voters:
             host, port = parse_address(self.controller_advertised or self.controller_listen)
-            _require(
+            require(
                 host not in ("0.0.0.0", "::"),  # noqa: S104 - this refuses it.
                 f"node {self.node_id} has the controller role and is not among "
                 f"controller.quorum.voters ({self.controller_quorum_voters}): it would say that it "
@@ -481,11 +513,6 @@ def describe_keys() -> Iterator[tuple[str, str, str]]:
         yield key, default, str(entry.metadata["doc"])
 
 
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ConfigurationError(message)
-
-
 def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -495,37 +522,6 @@ def _parse_voter(text: str) -> tuple[int, tuple[str, int]]:
     if not at or not node_id.isdecimal():
         raise ValueError(f"{text!r} is not a controller; write id@host:port")
     return int(node_id), parse_address(address)
-
-
-def _read_toml(path: Path) -> dict[str, object]:
-    try:
-        with path.open("rb") as file:
-            tree = tomllib.load(file)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
-    return dict(_flatten(tree, ""))
-
-
-def _flatten(tree: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            yield f"{prefix}{name}", ",".join(str(part) for part in value)
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _split_overrides(overrides: Sequence[str]) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        _require(bool(equals), f"--set {override!r}: key=value is wanted")
-        _require(key.strip() not in values, f"--set: {key.strip()} is set twice; once is wanted")
-        values[key.strip()] = value.strip()
-    return values
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:

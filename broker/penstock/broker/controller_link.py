@@ -7,7 +7,6 @@ import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import structlog
@@ -22,10 +21,11 @@ from penstock.broker.controller_directory import (
 )
 from penstock.broker.core.lease import Lease, MetadataLag
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.identity import BrokerIdentity
 from penstock.broker.quorum_view import QuorumView
 from penstock.raft_meta import tracing
 from penstock.raft_meta.connecting import NodeConnector
-from penstock.raft_meta.core.versions import METADATA_VERSION
+from penstock.raft_meta.core.versions import EXTERNAL_ADDRESSES_SINCE
 from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
@@ -44,21 +44,6 @@ _BEHIND_MS: Final = 1_000
 """A feed that lags behind what the active controller told for so long is left for another."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerIdentity:
-    """What a broker registers with.
-
-    ``previous_broker_epoch`` is that of the last run if all that it acknowledged is here, else -1.
-    """
-
-    cluster_id: str
-    node_id: int
-    host: str
-    port: int
-    rack: str
-    previous_broker_epoch: int
 
 
 def monotonic_ms() -> int:
@@ -381,6 +366,8 @@ class ControllerLink:
             # Fenced: a heartbeat that shows how far the image is may end it. No longer fenced:
             # the answer to a heartbeat begins the lease.
             self._nudge.set()
+        if self._identity.is_untold(self._image, self._broker_epoch):
+            self._nudge.set()
         self._was_fenced = fenced
 
     async def _act_on(self, change: ImageChange) -> None:
@@ -466,6 +453,9 @@ class ControllerLink:
         call: Any = stub.Heartbeat()  # type: ignore[call-arg]  # As said above.
         try:
             while self._directory.active == active:
+                if self._identity.is_untold(self._image, self._broker_epoch):
+                    await self._ask_to_register(active, self._broker_epoch)
+                    log.info("clients from outside are told of external.advertised now")
                 await self._heartbeat(call)
                 await self._pause(active)
         finally:
@@ -490,27 +480,29 @@ class ControllerLink:
         # If the feed has not brought the newest yet this is refused, and asked again when it has:
         # a request that comes late is so told from the one of the process that is alive.
         known = self._image.brokers.get(identity.node_id)
-        registration = cluster_pb2.RegisterBrokerCommand(
-            node_id=identity.node_id,
-            incarnation_id=self._incarnation_id,
-            cluster_id=identity.cluster_id,
-            host=identity.host,
-            port=identity.port,
-            rack=identity.rack,
-            previous_broker_epoch=identity.previous_broker_epoch,
-            follows_broker_epoch=0 if known is None else known.broker_epoch,
-            min_metadata_version=1,
-            supported_metadata_version=METADATA_VERSION,
-        )
+        follows = 0 if known is None else known.broker_epoch
+        self._broker_epoch = await self._ask_to_register(active, follows)
+        log.info("registered", broker_epoch=self._broker_epoch, controller=active.node_id)
+        if not identity.is_external_known(self._image):
+            log.warning(
+                "clients from outside are not told of external.advertised, but broker.advertised",
+                metadata_version=self._image.metadata_version,
+                wanted=EXTERNAL_ADDRESSES_SINCE,
+                next_step="run penstock cluster upgrade once every node has this software; this "
+                "broker need not be restarted for it",
+            )
+        self._on_registered(self._broker_epoch)
+
+    async def _ask_to_register(self, active: ActiveController, follows_broker_epoch: int) -> int:
+        """The broker epoch of this process: that which it has, if it has registered already."""
+        registration = self._identity.registration(self._incarnation_id, follows_broker_epoch)
         response = await self._directory.stub(active.node_id, active.address).RegisterBroker(
             controller_pb2.RegisterBrokerRequest(registration=registration),
             timeout=self._session_timeout_ms / 1000,
         )
         if response.HasField("error"):
             raise error_from_proto(response.error)
-        self._broker_epoch = response.broker_epoch
-        log.info("registered", broker_epoch=self._broker_epoch, controller=active.node_id)
-        self._on_registered(self._broker_epoch)
+        return int(response.broker_epoch)
 
     async def _heartbeat(self, call: Any) -> None:
         self._sequence += 1

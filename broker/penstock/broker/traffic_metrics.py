@@ -47,7 +47,8 @@ class TrafficMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry, labels: TopicLabels) -> None:
         self._labels = labels
-        self._calls: dict[str, Durations] = {}
+        self._durations: dict[str, Durations] = {}  # Of methods that any port serves.
+        self._calls: dict[str, Durations] = {}  # Of those that were called.
         self._open: dict[str, int] = {}
         self._topics: dict[str, _Carried] = {}  # By topic; several may share what OTHER counts.
         self._shown: dict[str, _Carried] = {}  # By label.
@@ -58,7 +59,7 @@ class TrafficMetrics(Collector):
 
     def unary(self, method: str) -> Callable[[float], None]:
         """See Meter."""
-        durations = Durations()
+        durations = self._durations.setdefault(method, Durations())
 
         def observe(seconds: float) -> None:
             durations.observe(seconds)

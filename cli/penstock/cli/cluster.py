@@ -208,6 +208,13 @@ def broker_state(broker: BrokerDescription) -> str:
     return "drained" if broker.drained_since_ms else "live"
 
 
+def _external_address(broker: BrokerDescription) -> str | None:
+    """Where clients from outside reach it, if by an address of their own."""
+    if not broker.external_host:
+        return None
+    return format_address(broker.external_host, broker.external_port)
+
+
 def _print_brokers(cluster: ClusterDescription) -> None:
     controller = str(cluster.controller_id) if cluster.controller_id >= 0 else "none"
     print(
@@ -215,12 +222,23 @@ def _print_brokers(cluster: ClusterDescription) -> None:
         f"ControllerEpoch: {cluster.controller_epoch}  "
         f"MetadataVersion: {cluster.metadata_version}  AnsweredBy: {cluster.answered_by}"
     )
+    outside = any(broker.external_host for broker in cluster.brokers)
     print_table(
-        ("Broker", "Address", "Rack", "State", "Leads", "BrokerEpoch", "OfflineReplicas"),
+        (
+            "Broker",
+            "Address",
+            *(("External",) if outside else ()),
+            "Rack",
+            "State",
+            "Leads",
+            "BrokerEpoch",
+            "OfflineReplicas",
+        ),
         [
             (
                 broker.node_id,
                 format_address(broker.host, broker.port),
+                *((_external_address(broker),) if outside else ()),
                 broker.rack or None,
                 broker_state(broker),
                 broker.leaderships if broker.leaderships >= 0 else None,

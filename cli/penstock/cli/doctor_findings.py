@@ -75,6 +75,13 @@ class Answer:
         return format_address(self.broker.host, self.broker.port)
 
     @property
+    def setting(self) -> str:
+        """The setting that this address is of."""
+        broker = self.broker
+        is_external = (broker.host, broker.port) == (broker.external_host, broker.external_port)
+        return "external.advertised" if is_external else "broker.advertised"
+
+    @property
     def about(self) -> str:
         """The broker, for a person."""
         return f"broker {self.broker.node_id}"
@@ -110,6 +117,7 @@ def findings(picture: Picture) -> list[Finding]:
         _of_quorum(picture.quorum, picture.quorum_error),
         chain.from_iterable(_of_broker(answer, picture.now_ms) for answer in picture.answers),
         _of_addresses(picture.answers),
+        _of_external_addresses(picture.cluster.brokers),
         _of_partitions(picture.partitions),
         chain.from_iterable(
             _of_node(answer, answer.node) for answer in picture.answers if answer.node is not None
@@ -216,16 +224,16 @@ def _why_unheard(answer: Answer) -> tuple[str, str] | None:
     if answer.resolve_error:
         return (
             f"{named} does not resolve from here: {answer.resolve_error}",
-            "correct broker.advertised on that node, or the name service",
+            f"correct {answer.setting} on that node, or the name service",
         )
     stands_for = f" (which is {', '.join(answer.resolved[:SHOWN])})" if answer.resolved else ""
     if answer.node is None:
-        step = "correct broker.advertised on that node, or open the way there: clients need it"
+        step = f"correct {answer.setting} on that node, or open the way there: clients need it"
         return f"{named}{stands_for} does not answer: {answer.error}", step
     if answer.node.node_id != answer.broker.node_id:
         return (
             f"at {named}{stands_for} node {answer.node.node_id} answers",
-            "give each node a broker.advertised of its own",
+            f"give each node its own {answer.setting}",
         )
     return None
 
@@ -239,7 +247,25 @@ def _of_addresses(answers: Iterable[Answer]) -> Iterator[Finding]:
             answer.about,
             f"it advertises {answer.address}, which is this machine ({answer.resolved[0]}) for "
             "whoever asks, and other brokers are elsewhere",
-            "set broker.advertised to what clients can reach",
+            f"set {answer.setting} to what clients can reach",
+        )
+
+
+def _of_external_addresses(brokers: Iterable[BrokerDescription]) -> Iterator[Finding]:
+    """Clients from outside need all brokers, or none is meant for them."""
+    lacking: list[int] = []
+    having: list[int] = []
+    for broker in brokers:
+        (having if broker.external_host else lacking).append(broker.node_id)
+    if having and lacking:
+        ids = [", ".join(map(str, sorted(nodes))) for nodes in (having, lacking)]
+        verb = "has" if len(having) == 1 else "have"
+        yield _warning(
+            "addresses",
+            f"broker {ids[0]} {verb} an address for clients from outside, and {ids[1]} not: these "
+            f"are told of broker.advertised instead, where they may not reach what {ids[1]} leads",
+            f"set external.listen and external.advertised on node {ids[1]} too, and restart it; "
+            "or on none",
         )
 
 

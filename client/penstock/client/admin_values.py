@@ -126,6 +126,8 @@ def cluster(proto: metadata_pb2.DescribeClusterResponse) -> ClusterDescription:
             offline_replicas=entry.offline_replica_count,
             drained_since_ms=entry.drained_since_ms,
             leaderships=entry.leader_count if entry.HasField("leader_count") else -1,
+            external_host=entry.external_host,
+            external_port=entry.external_port,
         )
         for entry in proto.brokers
     ]

@@ -15,7 +15,8 @@ class BrokerDescription:
     Its software works at feature levels from ``min_metadata_version`` to ``max_metadata_version``.
     ``offline_replicas`` counts those that it can't serve though it lives. ``drained_since_ms`` is
     since when it is drained (milliseconds since 1970), or 0; ``leaderships`` how many partitions it
-    leads, -1 where that is not told.
+    leads, -1 where that is not told. ``host`` and ``port`` are for who asked; ``external_host`` is
+    empty, and ``external_port`` 0, where it has no address of their own for clients from outside.
     """
 
     node_id: int
@@ -30,6 +31,8 @@ class BrokerDescription:
     offline_replicas: int = 0
     drained_since_ms: int = 0
     leaderships: int = -1
+    external_host: str = ""
+    external_port: int = 0
 
     @property
     def is_usable(self) -> bool:

@@ -96,6 +96,8 @@ class BrokerRecord(google.protobuf.message.Message):
     MAX_METADATA_VERSION_FIELD_NUMBER: builtins.int
     WHOLE_SINCE_BROKER_EPOCH_FIELD_NUMBER: builtins.int
     DRAINED_SINCE_MS_FIELD_NUMBER: builtins.int
+    EXTERNAL_HOST_FIELD_NUMBER: builtins.int
+    EXTERNAL_PORT_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     broker_epoch: builtins.int
@@ -103,9 +105,9 @@ class BrokerRecord(google.protobuf.message.Message):
     incarnation_id: builtins.bytes
     """The 16-byte id of the process that registered."""
     host: builtins.str
-    """The host that clients and brokers connect to."""
+    """The host that brokers connect to, and clients but for those from outside."""
     port: builtins.int
-    """The port that clients and brokers connect to."""
+    """The port that brokers connect to, and clients but for those from outside."""
     rack: builtins.str
     """The rack, or empty."""
     fenced: builtins.bool
@@ -125,6 +127,12 @@ class BrokerRecord(google.protobuf.message.Message):
     leads only what no other replica in sync can lead. A new registration ends it. Since
     metadata.version 6.
     """
+    external_host: builtins.str
+    """The host that clients from outside connect to, or empty: the broker has no address for them.
+    Since metadata.version 7.
+    """
+    external_port: builtins.int
+    """The port that clients from outside connect to, or 0. Since metadata.version 7."""
     def __init__(
         self,
         *,
@@ -140,8 +148,10 @@ class BrokerRecord(google.protobuf.message.Message):
         max_metadata_version: builtins.int = ...,
         whole_since_broker_epoch: builtins.int = ...,
         drained_since_ms: builtins.int = ...,
+        external_host: builtins.str = ...,
+        external_port: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "drained_since_ms", b"drained_since_ms", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "rack", b"rack", "whole_since_broker_epoch", b"whole_since_broker_epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "drained_since_ms", b"drained_since_ms", "external_host", b"external_host", "external_port", b"external_port", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "rack", b"rack", "whole_since_broker_epoch", b"whole_since_broker_epoch"]) -> None: ...
 
 global___BrokerRecord = BrokerRecord
 
@@ -702,6 +712,8 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
     SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
     MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
     FOLLOWS_BROKER_EPOCH_FIELD_NUMBER: builtins.int
+    EXTERNAL_HOST_FIELD_NUMBER: builtins.int
+    EXTERNAL_PORT_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     incarnation_id: builtins.bytes
@@ -727,6 +739,12 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
     with INVALID_UPDATE_VERSION when it has another one by now (since metadata.version 5). Absent:
     sent by older software, and not compared.
     """
+    external_host: builtins.str
+    """The host that clients from outside are told, or empty. Below metadata.version 7 it is passed
+    over; from then on the same process may register again to have it taken, and keeps its epoch.
+    """
+    external_port: builtins.int
+    """The port that clients from outside are told, or 0; both or none."""
     @property
     def log_directory_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """The 16-byte ids of the broker's data directories."""
@@ -745,9 +763,11 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
         supported_metadata_version: builtins.int = ...,
         min_metadata_version: builtins.int = ...,
         follows_broker_epoch: builtins.int | None = ...,
+        external_host: builtins.str = ...,
+        external_port: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_follows_broker_epoch", b"_follows_broker_epoch", "follows_broker_epoch", b"follows_broker_epoch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_follows_broker_epoch", b"_follows_broker_epoch", "cluster_id", b"cluster_id", "follows_broker_epoch", b"follows_broker_epoch", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack", "supported_metadata_version", b"supported_metadata_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_follows_broker_epoch", b"_follows_broker_epoch", "cluster_id", b"cluster_id", "external_host", b"external_host", "external_port", b"external_port", "follows_broker_epoch", b"follows_broker_epoch", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack", "supported_metadata_version", b"supported_metadata_version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_follows_broker_epoch", b"_follows_broker_epoch"]) -> typing.Literal["follows_broker_epoch"] | None: ...
 
 global___RegisterBrokerCommand = RegisterBrokerCommand

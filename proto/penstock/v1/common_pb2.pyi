@@ -113,9 +113,9 @@ class CurrentLeader(google.protobuf.message.Message):
     leader_epoch: builtins.int
     """The leader epoch that this is true for."""
     host: builtins.str
-    """The advertised host."""
+    """The host to connect to, which may be another one for clients from outside."""
     port: builtins.int
-    """The advertised port."""
+    """The port to connect to, likewise."""
     def __init__(
         self,
         *,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apenstock/v1/metadata.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\x18\n\x16\x44\x65scribeClusterRequest\"\xd6\x01\n\x17\x44\x65scribeClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rcontroller_id\x18\x02 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x03 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x04 \x01(\x03\x12/\n\x07\x62rokers\x18\x05 \x03(\x0b\x32\x1e.penstock.v1.BrokerDescription\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\x12\x18\n\x10metadata_version\x18\x07 \x01(\x05\"\xb5\x02\n\x11\x42rokerDescription\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x1e\n\x16in_controlled_shutdown\x18\x06 \x01(\x08\x12\x14\n\x0c\x62roker_epoch\x18\x07 \x01(\x03\x12\x1c\n\x14min_metadata_version\x18\x08 \x01(\x05\x12\x1c\n\x14max_metadata_version\x18\t \x01(\x05\x12\x1d\n\x15offline_replica_count\x18\n \x01(\x05\x12\x18\n\x10\x64rained_since_ms\x18\x0b \x01(\x03\x12\x19\n\x0cleader_count\x18\x0c \x01(\x05H\x00\x88\x01\x01\x42\x0f\n\r_leader_count\"}\n\x15\x44\x65scribeTopicsRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\nall_topics\x18\x02 \x01(\x08\x12\x18\n\x10include_internal\x18\x03 \x01(\x08\x12\x11\n\ttopic_ids\x18\x04 \x03(\x0c\x12\x13\n\x0bout_of_sync\x18\x05 \x01(\x08\"\xc7\x01\n\x16\x44\x65scribeTopicsResponse\x12-\n\x06topics\x18\x01 \x03(\x0b\x32\x1d.penstock.v1.TopicDescription\x12/\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x1e.penstock.v1.BrokerDescription\x12\x16\n\x0emetadata_index\x18\x03 \x01(\x03\x12\x12\n\ncluster_id\x18\x04 \x01(\t\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.penstock.v1.Error\"\x8b\x02\n\x10TopicDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x10\n\x08internal\x18\x04 \x01(\x08\x12;\n\x07\x63onfigs\x18\x05 \x03(\x0b\x32*.penstock.v1.TopicDescription.ConfigsEntry\x12\x35\n\npartitions\x18\x06 \x03(\x0b\x32!.penstock.v1.PartitionDescription\x1a.\n\x0c\x43onfigsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xff\x01\n\x14PartitionDescription\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08replicas\x18\x04 \x03(\x05\x12\x0b\n\x03isr\x18\x05 \x03(\x05\x12\x0b\n\x03\x65lr\x18\x06 \x03(\x05\x12\x17\n\x0fpartition_epoch\x18\x07 \x01(\x05\x12\x18\n\x10offline_replicas\x18\x08 \x03(\x05\x12\x32\n\x0bout_of_sync\x18\t \x03(\x0b\x32\x1d.penstock.v1.OutOfSyncReplica\x12\x1b\n\x13min_insync_replicas\x18\n \x01(\x05\"Q\n\x10OutOfSyncReplica\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.penstock.v1.OutOfSyncReason\"Q\n\x16\x46indCoordinatorRequest\x12*\n\x04type\x18\x01 \x01(\x0e\x32\x1c.penstock.v1.CoordinatorType\x12\x0b\n\x03key\x18\x02 \x01(\t\"m\n\x17\x46indCoordinatorResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12/\n\x0b\x63oordinator\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.CurrentLeader\"3\n\x0cWatchRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x13\n\x0bknown_index\x18\x02 \x01(\x03\"\x9b\x01\n\rWatchResponse\x12\x16\n\x0emetadata_index\x18\x01 \x01(\x03\x12-\n\x06topics\x18\x02 \x03(\x0b\x32\x1d.penstock.v1.TopicDescription\x12/\n\x07\x62rokers\x18\x03 \x03(\x0b\x32\x1e.penstock.v1.BrokerDescription\x12\x12\n\neverything\x18\x04 \x01(\x08*\xd6\x01\n\x0fOutOfSyncReason\x12\"\n\x1eOUT_OF_SYNC_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17OUT_OF_SYNC_REASON_SLOW\x10\x01\x12\x1c\n\x18OUT_OF_SYNC_REASON_STUCK\x10\x02\x12$\n OUT_OF_SYNC_REASON_BOOTSTRAPPING\x10\x03\x12\x1e\n\x1aOUT_OF_SYNC_REASON_OFFLINE\x10\x04\x12\x1e\n\x1aOUT_OF_SYNC_REASON_DAMAGED\x10\x05*q\n\x0f\x43oordinatorType\x12 \n\x1c\x43OORDINATOR_TYPE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43OORDINATOR_TYPE_GROUP\x10\x01\x12 \n\x1c\x43OORDINATOR_TYPE_TRANSACTION\x10\x02\x32\xe3\x02\n\x08Metadata\x12\\\n\x0f\x44\x65scribeCluster\x12#.penstock.v1.DescribeClusterRequest\x1a$.penstock.v1.DescribeClusterResponse\x12Y\n\x0e\x44\x65scribeTopics\x12\".penstock.v1.DescribeTopicsRequest\x1a#.penstock.v1.DescribeTopicsResponse\x12\\\n\x0f\x46indCoordinator\x12#.penstock.v1.FindCoordinatorRequest\x1a$.penstock.v1.FindCoordinatorResponse\x12@\n\x05Watch\x12\x19.penstock.v1.WatchRequest\x1a\x1a.penstock.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apenstock/v1/metadata.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\x18\n\x16\x44\x65scribeClusterRequest\"\xd6\x01\n\x17\x44\x65scribeClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rcontroller_id\x18\x02 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x03 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x04 \x01(\x03\x12/\n\x07\x62rokers\x18\x05 \x03(\x0b\x32\x1e.penstock.v1.BrokerDescription\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\x12\x18\n\x10metadata_version\x18\x07 \x01(\x05\"\xe3\x02\n\x11\x42rokerDescription\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x1e\n\x16in_controlled_shutdown\x18\x06 \x01(\x08\x12\x14\n\x0c\x62roker_epoch\x18\x07 \x01(\x03\x12\x1c\n\x14min_metadata_version\x18\x08 \x01(\x05\x12\x1c\n\x14max_metadata_version\x18\t \x01(\x05\x12\x1d\n\x15offline_replica_count\x18\n \x01(\x05\x12\x18\n\x10\x64rained_since_ms\x18\x0b \x01(\x03\x12\x19\n\x0cleader_count\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x15\n\rexternal_host\x18\r \x01(\t\x12\x15\n\rexternal_port\x18\x0e \x01(\x05\x42\x0f\n\r_leader_count\"}\n\x15\x44\x65scribeTopicsRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\nall_topics\x18\x02 \x01(\x08\x12\x18\n\x10include_internal\x18\x03 \x01(\x08\x12\x11\n\ttopic_ids\x18\x04 \x03(\x0c\x12\x13\n\x0bout_of_sync\x18\x05 \x01(\x08\"\xc7\x01\n\x16\x44\x65scribeTopicsResponse\x12-\n\x06topics\x18\x01 \x03(\x0b\x32\x1d.penstock.v1.TopicDescription\x12/\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x1e.penstock.v1.BrokerDescription\x12\x16\n\x0emetadata_index\x18\x03 \x01(\x03\x12\x12\n\ncluster_id\x18\x04 \x01(\t\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.penstock.v1.Error\"\x8b\x02\n\x10TopicDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x10\n\x08internal\x18\x04 \x01(\x08\x12;\n\x07\x63onfigs\x18\x05 \x03(\x0b\x32*.penstock.v1.TopicDescription.ConfigsEntry\x12\x35\n\npartitions\x18\x06 \x03(\x0b\x32!.penstock.v1.PartitionDescription\x1a.\n\x0c\x43onfigsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xff\x01\n\x14PartitionDescription\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08replicas\x18\x04 \x03(\x05\x12\x0b\n\x03isr\x18\x05 \x03(\x05\x12\x0b\n\x03\x65lr\x18\x06 \x03(\x05\x12\x17\n\x0fpartition_epoch\x18\x07 \x01(\x05\x12\x18\n\x10offline_replicas\x18\x08 \x03(\x05\x12\x32\n\x0bout_of_sync\x18\t \x03(\x0b\x32\x1d.penstock.v1.OutOfSyncReplica\x12\x1b\n\x13min_insync_replicas\x18\n \x01(\x05\"Q\n\x10OutOfSyncReplica\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.penstock.v1.OutOfSyncReason\"Q\n\x16\x46indCoordinatorRequest\x12*\n\x04type\x18\x01 \x01(\x0e\x32\x1c.penstock.v1.CoordinatorType\x12\x0b\n\x03key\x18\x02 \x01(\t\"m\n\x17\x46indCoordinatorResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12/\n\x0b\x63oordinator\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.CurrentLeader\"3\n\x0cWatchRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x13\n\x0bknown_index\x18\x02 \x01(\x03\"\x9b\x01\n\rWatchResponse\x12\x16\n\x0emetadata_index\x18\x01 \x01(\x03\x12-\n\x06topics\x18\x02 \x03(\x0b\x32\x1d.penstock.v1.TopicDescription\x12/\n\x07\x62rokers\x18\x03 \x03(\x0b\x32\x1e.penstock.v1.BrokerDescription\x12\x12\n\neverything\x18\x04 \x01(\x08*\xd6\x01\n\x0fOutOfSyncReason\x12\"\n\x1eOUT_OF_SYNC_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17OUT_OF_SYNC_REASON_SLOW\x10\x01\x12\x1c\n\x18OUT_OF_SYNC_REASON_STUCK\x10\x02\x12$\n OUT_OF_SYNC_REASON_BOOTSTRAPPING\x10\x03\x12\x1e\n\x1aOUT_OF_SYNC_REASON_OFFLINE\x10\x04\x12\x1e\n\x1aOUT_OF_SYNC_REASON_DAMAGED\x10\x05*q\n\x0f\x43oordinatorType\x12 \n\x1c\x43OORDINATOR_TYPE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43OORDINATOR_TYPE_GROUP\x10\x01\x12 \n\x1c\x43OORDINATOR_TYPE_TRANSACTION\x10\x02\x32\xe3\x02\n\x08Metadata\x12\\\n\x0f\x44\x65scribeCluster\x12#.penstock.v1.DescribeClusterRequest\x1a$.penstock.v1.DescribeClusterResponse\x12Y\n\x0e\x44\x65scribeTopics\x12\".penstock.v1.DescribeTopicsRequest\x1a#.penstock.v1.DescribeTopicsResponse\x12\\\n\x0f\x46indCoordinator\x12#.penstock.v1.FindCoordinatorRequest\x1a$.penstock.v1.FindCoordinatorResponse\x12@\n\x05Watch\x12\x19.penstock.v1.WatchRequest\x1a\x1a.penstock.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,36 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOPICDESCRIPTION_CONFIGSENTRY']._loaded_options = None
   _globals['_TOPICDESCRIPTION_CONFIGSENTRY']._serialized_options = b'8\001'
-  _globals['_OUTOFSYNCREASON']._serialized_start=1970
-  _globals['_OUTOFSYNCREASON']._serialized_end=2184
-  _globals['_COORDINATORTYPE']._serialized_start=2186
-  _globals['_COORDINATORTYPE']._serialized_end=2299
+  _globals['_OUTOFSYNCREASON']._serialized_start=2016
+  _globals['_OUTOFSYNCREASON']._serialized_end=2230
+  _globals['_COORDINATORTYPE']._serialized_start=2232
+  _globals['_COORDINATORTYPE']._serialized_end=2345
   _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=69
   _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=93
   _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=96
   _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=310
   _globals['_BROKERDESCRIPTION']._serialized_start=313
-  _globals['_BROKERDESCRIPTION']._serialized_end=622
-  _globals['_DESCRIBETOPICSREQUEST']._serialized_start=624
-  _globals['_DESCRIBETOPICSREQUEST']._serialized_end=749
-  _globals['_DESCRIBETOPICSRESPONSE']._serialized_start=752
-  _globals['_DESCRIBETOPICSRESPONSE']._serialized_end=951
-  _globals['_TOPICDESCRIPTION']._serialized_start=954
-  _globals['_TOPICDESCRIPTION']._serialized_end=1221
-  _globals['_TOPICDESCRIPTION_CONFIGSENTRY']._serialized_start=1175
-  _globals['_TOPICDESCRIPTION_CONFIGSENTRY']._serialized_end=1221
-  _globals['_PARTITIONDESCRIPTION']._serialized_start=1224
-  _globals['_PARTITIONDESCRIPTION']._serialized_end=1479
-  _globals['_OUTOFSYNCREPLICA']._serialized_start=1481
-  _globals['_OUTOFSYNCREPLICA']._serialized_end=1562
-  _globals['_FINDCOORDINATORREQUEST']._serialized_start=1564
-  _globals['_FINDCOORDINATORREQUEST']._serialized_end=1645
-  _globals['_FINDCOORDINATORRESPONSE']._serialized_start=1647
-  _globals['_FINDCOORDINATORRESPONSE']._serialized_end=1756
-  _globals['_WATCHREQUEST']._serialized_start=1758
-  _globals['_WATCHREQUEST']._serialized_end=1809
-  _globals['_WATCHRESPONSE']._serialized_start=1812
-  _globals['_WATCHRESPONSE']._serialized_end=1967
-  _globals['_METADATA']._serialized_start=2302
-  _globals['_METADATA']._serialized_end=2657
+  _globals['_BROKERDESCRIPTION']._serialized_end=668
+  _globals['_DESCRIBETOPICSREQUEST']._serialized_start=670
+  _globals['_DESCRIBETOPICSREQUEST']._serialized_end=795
+  _globals['_DESCRIBETOPICSRESPONSE']._serialized_start=798
+  _globals['_DESCRIBETOPICSRESPONSE']._serialized_end=997
+  _globals['_TOPICDESCRIPTION']._serialized_start=1000
+  _globals['_TOPICDESCRIPTION']._serialized_end=1267
+  _globals['_TOPICDESCRIPTION_CONFIGSENTRY']._serialized_start=1221
+  _globals['_TOPICDESCRIPTION_CONFIGSENTRY']._serialized_end=1267
+  _globals['_PARTITIONDESCRIPTION']._serialized_start=1270
+  _globals['_PARTITIONDESCRIPTION']._serialized_end=1525
+  _globals['_OUTOFSYNCREPLICA']._serialized_start=1527
+  _globals['_OUTOFSYNCREPLICA']._serialized_end=1608
+  _globals['_FINDCOORDINATORREQUEST']._serialized_start=1610
+  _globals['_FINDCOORDINATORREQUEST']._serialized_end=1691
+  _globals['_FINDCOORDINATORRESPONSE']._serialized_start=1693
+  _globals['_FINDCOORDINATORRESPONSE']._serialized_end=1802
+  _globals['_WATCHREQUEST']._serialized_start=1804
+  _globals['_WATCHREQUEST']._serialized_end=1855
+  _globals['_WATCHRESPONSE']._serialized_start=1858
+  _globals['_WATCHRESPONSE']._serialized_end=2013
+  _globals['_METADATA']._serialized_start=2348
+  _globals['_METADATA']._serialized_end=2703
 # @@protoc_insertion_point(module_scope)

@@ -154,12 +154,16 @@ class BrokerDescription(google.protobuf.message.Message):
     OFFLINE_REPLICA_COUNT_FIELD_NUMBER: builtins.int
     DRAINED_SINCE_MS_FIELD_NUMBER: builtins.int
     LEADER_COUNT_FIELD_NUMBER: builtins.int
+    EXTERNAL_HOST_FIELD_NUMBER: builtins.int
+    EXTERNAL_PORT_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     host: builtins.str
-    """The advertised host."""
+    """The host to connect to: the advertised one, or at the listener for clients from outside the
+    external one where the broker has it.
+    """
     port: builtins.int
-    """The advertised port."""
+    """The port to connect to, likewise."""
     rack: builtins.str
     """The rack, or empty."""
     fenced: builtins.bool
@@ -178,6 +182,10 @@ class BrokerDescription(google.protobuf.message.Message):
     """Since when the broker is drained, in milliseconds since 1970; 0: it is not."""
     leader_count: builtins.int
     """How many partitions it leads; absent: told by older software."""
+    external_host: builtins.str
+    """The host that clients from outside are told, or empty: the broker has none for them."""
+    external_port: builtins.int
+    """The port that clients from outside are told, or 0."""
     def __init__(
         self,
         *,
@@ -193,9 +201,11 @@ class BrokerDescription(google.protobuf.message.Message):
         offline_replica_count: builtins.int = ...,
         drained_since_ms: builtins.int = ...,
         leader_count: builtins.int | None = ...,
+        external_host: builtins.str = ...,
+        external_port: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_leader_count", b"_leader_count", "leader_count", b"leader_count"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_leader_count", b"_leader_count", "broker_epoch", b"broker_epoch", "drained_since_ms", b"drained_since_ms", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "leader_count", b"leader_count", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "offline_replica_count", b"offline_replica_count", "port", b"port", "rack", b"rack"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_leader_count", b"_leader_count", "broker_epoch", b"broker_epoch", "drained_since_ms", b"drained_since_ms", "external_host", b"external_host", "external_port", b"external_port", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "leader_count", b"leader_count", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "offline_replica_count", b"offline_replica_count", "port", b"port", "rack", b"rack"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_leader_count", b"_leader_count"]) -> typing.Literal["leader_count"] | None: ...
 
 global___BrokerDescription = BrokerDescription

@@ -91,6 +91,7 @@ class Guarded:
     takes a stream and yields its answers must use ``refusing_malformed`` itself, and tell the
     ``meter`` itself, unless it is for nodes only: there each message passes through here, and its
     speaker is checked. Calls with a ``traceparent`` are of that trace (penstock.raft_meta.tracing).
+    Responses go out as ``tell`` makes them, but for those that are bytes already.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class Guarded:
         server: aio.Server,
         nodes_only: NodesOnly | None = None,
         meter: Meter | None = None,
+        tell: Callable[[Any], Any] | None = None,
     ) -> None:
         self._server = server
+        self._tell = tell
         self._nodes_only = nodes_only
         self._meter = Unmetered() if meter is None else meter
 
@@ -123,7 +126,7 @@ class Guarded:
             door = _Door(full_name, only.authentication, only.speakers.get(name))
         else:
             door = _Door(full_name, None, None)
-        return _guarded(handler, door, self._meter)
+        return _guarded(handler, door, self._meter, self._tell)
 
 
 class _Methods(_GenericHandler):
@@ -212,8 +215,10 @@ class _Inlet:
         return request
 
 
-def _guarded(handler: Any, door: _Door, meter: Meter) -> Any:
-    parse, serialize = handler.request_deserializer, handler.response_serializer
+def _guarded(
+    handler: Any, door: _Door, meter: Meter, tell: Callable[[Any], Any] | None = None
+) -> Any:
+    parse, serialize = handler.request_deserializer, _telling(handler.response_serializer, tell)
     if inspect.iscoroutinefunction(handler.unary_unary):
         return grpc.unary_unary_rpc_method_handler(
             _guarded_unary(handler.unary_unary, door, meter.unary(door.name)),
@@ -239,7 +244,8 @@ def _guarded(handler: Any, door: _Door, meter: Meter) -> Any:
         )
     if not inspect.isasyncgenfunction(handler.stream_stream):
         raise TypeError(f"no guard is known for a method of this kind: {handler}")
-    return handler  # It uses refusing_malformed, and counts itself.
+    # It uses refusing_malformed, and counts itself.
+    return grpc.stream_stream_rpc_method_handler(handler.stream_stream, parse, serialize)
 
 
 def _traced(handler: Any, traceparent: str) -> Any:
@@ -266,6 +272,12 @@ def _traced(handler: Any, traceparent: str) -> Any:
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
     return make(traced, handler.request_deserializer, handler.response_serializer)
+
+
+def _telling(
+    serialize: Callable[[Any], bytes], tell: Callable[[Any], Any] | None
+) -> Callable[[Any], bytes]:
+    return serialize if tell is None else lambda response: serialize(tell(response))
 
 
 def _once(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

@@ -10,8 +10,9 @@ from typing import Any
 from grpc import aio
 
 from penstock.broker.acting import MetadataActor
-from penstock.broker.controller_link import BrokerIdentity, ControllerLink
+from penstock.broker.controller_link import ControllerLink
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.identity import BrokerIdentity
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc
 from penstock.wire.errors import (
@@ -34,6 +35,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.index = 0
         self.registrations: list[cluster_pb2.RegisterBrokerCommand] = []
         self.registered: cluster_pb2.BrokerRecord | None = None  # What its feed tells of.
+        self.metadata_version = 1
         self.newest_epoch: int | None = None  # Registrations that follow another are refused.
         self.heartbeats: list[controller_pb2.BrokerHeartbeatRequest] = []
         self.refusal: PenstockError | None = None
@@ -74,6 +76,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         message.delta.index = self.index
         message.delta.snapshot = snapshot
         message.delta.controller_epoch = self.epoch
+        message.delta.metadata_version = self.metadata_version
         if self.registered is not None:
             message.delta.brokers.append(self.registered)
         if self.active is not None:
@@ -110,7 +113,9 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         if self.newest_epoch not in (None, request.registration.follows_broker_epoch):
             error = InvalidUpdateVersionError("another registered")
             return controller_pb2.RegisterBrokerResponse(error=error.to_proto())
-        return controller_pb2.RegisterBrokerResponse(broker_epoch=100 + len(self.registrations))
+        processes = list(dict.fromkeys(each.incarnation_id for each in self.registrations))
+        epoch = 101 + processes.index(request.registration.incarnation_id)
+        return controller_pb2.RegisterBrokerResponse(broker_epoch=epoch)
 
     async def Heartbeat(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         async for request in request_iterator:
@@ -176,6 +181,7 @@ class Bench:
         self.fault: Exception | None = None  # What acting on a change raises.
         self.session_timeout_ms = 1000
         self.previous_broker_epoch = -1
+        self.external: tuple[str, int] | None = None
         self.link: ControllerLink
         self.actor = MetadataActor(
             self,
@@ -217,7 +223,9 @@ class Bench:
             if active is not None:
                 controller.active, controller.epoch = self.controllers[active], 1
         self.link = ControllerLink(
-            BrokerIdentity("c", 1, "127.0.0.1", 1234, "", self.previous_broker_epoch),
+            BrokerIdentity(
+                "c", 1, "127.0.0.1", 1234, "", self.previous_broker_epoch, self.external
+            ),
             {node: ("127.0.0.1", one.port) for node, one in self.controllers.items()},
             self.image,
             connector=NodeConnector(None),

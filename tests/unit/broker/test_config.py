@@ -33,6 +33,20 @@ def test_a_minimal_file_is_enough(tmp_path: Path) -> None:
     assert config.flush_policy == "commit"
 
 
+def test_clients_from_outside_are_told_what_was_set_for_them_or_where_they_are_served(
+    tmp_path: Path,
+) -> None:
+    assert NodeConfig.load(write(tmp_path, MINIMAL)).external is None
+    listen = MINIMAL + "external.listen = '127.0.0.2:9094'\n"
+    assert NodeConfig.load(write(tmp_path, listen)).external == ("127.0.0.2", 9094)
+    both = listen + "external.advertised = 'b1.example.com:9092'\n"
+    config = NodeConfig.load(write(tmp_path, both))
+    assert config.external == ("b1.example.com", 9092)
+    assert config.advertised == ("127.0.0.1", 9092)
+    everywhere = both.replace("127.0.0.2:9094", "0.0.0.0:9094")
+    assert NodeConfig.load(write(tmp_path, everywhere)).external == ("b1.example.com", 9092)
+
+
 def test_tables_are_the_same_as_dotted_keys(tmp_path: Path) -> None:
     text = MINIMAL + "[broker]\nlisten = '127.0.0.1:1'\nsession.timeout.ms = 7000\n"
     config = NodeConfig.load(write(tmp_path, text))
@@ -62,6 +76,27 @@ def test_foreign_environment_variables_are_left_alone(tmp_path: Path) -> None:
         ("flush.interval.ms = 1", "flush.interval.ms=1: a whole number of at least 10 is wanted"),
         ("broker.listen = 'nowhere'", "broker.listen: 'nowhere' is not an address; write host:p"),
         ("broker.listen = '0.0.0.0:9092'", "0.0.0.0:9092, which nobody can connect to"),
+        ("external.listen = 'outside'", "external.listen: 'outside' is not an address"),
+        (
+            "external.listen = '[::]:9094'",
+            r"external.advertised would be \[::\]:9094, which nobody can connect to; set ext",
+        ),
+        (
+            "external.listen = '127.0.0.1:9094'\nexternal.advertised = 'b.example:0'",
+            "external.advertised would be b.example:0, which nobody can connect to",
+        ),
+        (
+            f"external.listen = '127.0.0.1:9094'\nexternal.advertised = '{'b' * 256}:9094'",
+            "external.advertised has a host of 256 characters; at most 255",
+        ),
+        (
+            "external.advertised = 'b.example:9094'",
+            "external.advertised is for external.listen, which is not set",
+        ),
+        (
+            "external.listen = '127.0.0.2:9092'",
+            "external.listen and broker.listen have the same port, 9092; give",
+        ),
         ("node.roles = 'leader'", "node.roles='leader': controller, broker, or controller,broker"),
         (
             "broker.heartbeat.interval.ms = 5000",

@@ -97,6 +97,14 @@ def test_topics_beyond_the_limit_are_counted_as_one_and_deleted_ones_go() -> Non
     assert value(registry, "topic_produced_bytes_total", topic=OTHER) == 201
 
 
+def test_calls_of_one_method_are_counted_whichever_port_they_came_to() -> None:
+    registry = CollectorRegistry()
+    traffic = TrafficMetrics(registry, TopicLabels(1))
+    for observe in (traffic.unary("Log.Fetch"), traffic.unary("Log.Fetch")):
+        observe(0.001)
+    assert value(registry, "request_seconds_count", method="Log.Fetch") == 2
+
+
 def test_group_lags_beyond_the_limit_are_summed() -> None:
     metrics = BrokerMetrics(most_labels=2)
     show = metrics.coordinators.group_lags

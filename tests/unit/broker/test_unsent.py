@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from penstock.broker.service import limits
 from penstock.broker.service.closing import close_connection
 from penstock.broker.service.unsent import Share, Unsent, UnsentLimits
 from penstock.wire.errors import RequestTimedOutError
@@ -159,6 +160,21 @@ def test_a_connection_is_closed_by_its_peers_name(family: socket.AddressFamily) 
             assert accepted[1].recv(1) == b"x"
             for each in accepted:
                 each.close()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_connection_is_closed_whichever_of_the_ports_for_clients_it_came_to(which: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        ports = [one.getsockname()[1], other.getsockname()[1]]
+        with socket.create_connection(("127.0.0.1", ports[which])) as client:
+            accepted = (one, other)[which].accept()[0]
+            assert limits._close(f"ipv4:127.0.0.1:{client.getsockname()[1]}", ports)
+            client.settimeout(10)
+            assert client.recv(1) == b""
+            accepted.close()
 
 
 @pytest.mark.parametrize("peer", ["", "unix:/x", "ipv4:nonsense", "ipv4:127.0.0.1:x", "ipv6::1"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,8 +28,11 @@ UNLED = replace(CONFIRMED, leader_id=-1, answered_by=1, confirmed=False, role="f
 
 
 class FakeAdmin:
-    def __init__(self, quorum: QuorumDescription | PenstockError) -> None:
+    def __init__(
+        self, quorum: QuorumDescription | PenstockError, external: tuple[str, int] = ("", 0)
+    ) -> None:
         self._quorum = quorum
+        self._external = external
 
     @contextmanager
     def connect(self, _settings: Settings) -> Iterator[FakeAdmin]:
@@ -36,7 +40,9 @@ class FakeAdmin:
 
     def describe_cluster(self) -> ClusterDescription:
         broker = BrokerDescription(1, "h", 9001, "", False, False, 4)
-        return ClusterDescription("c", 2, 3, 7, (broker,), 1)
+        host, port = self._external
+        other = replace(broker, node_id=2, external_host=host, external_port=port)
+        return ClusterDescription("c", 2, 3, 7, (broker, other), 1)
 
     def describe_quorum(self) -> QuorumDescription:
         if isinstance(self._quorum, PenstockError):
@@ -98,3 +104,20 @@ def test_programs_are_told_of_the_quorum_what_quorum_status_tells(
     assert told["tolerated_losses"] == 1
     assert told["states"] == {"1": "follower", "2": "leader", "3": "follower"}
     assert told["voters"][0]["node_id"] == 1
+
+
+def test_where_clients_from_outside_reach_brokers_is_shown_where_there_is_such_an_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def shown(external: tuple[str, int], *options: str) -> str:
+        admin = FakeAdmin(CONFIRMED, external)
+        monkeypatch.setattr(cluster, "admin_client", admin.connect)
+        return CliRunner().invoke(app, ["cluster", "describe", *options]).stdout
+
+    assert "External" not in shown(("", 0))
+    table = shown(("b2.example.com", 9094))
+    assert re.search(r"Address\s+External\s+Rack", table)
+    assert re.search(r"^\s*1\s+h:9001\s+-\s", table, re.MULTILINE)
+    assert re.search(r"^\s*2\s+h:9001\s+b2.example.com:9094\s", table, re.MULTILINE)
+    told = json.loads(shown(("b2.example.com", 9094), "--output", "json"))["brokers"]
+    assert [one["external_host"] for one in told] == ["", "b2.example.com"]

@@ -84,6 +84,40 @@ def partition(**changes: Any) -> Picture:
     return picture(partitions=[replace(made, **changes)])
 
 
+def test_addresses_for_clients_from_outside_on_all_brokers_or_none_are_nothing_to_act_on() -> None:
+    reached = [
+        answer(n, broker=broker(n, external_host=f"b{n}.example.com", external_port=9094))
+        for n in (1, 2, 3)
+    ]
+    assert findings(picture(answers=reached)) == []
+    assert findings(picture()) == []
+
+
+@pytest.mark.parametrize(
+    ("port", "setting"), [(9092, "broker.advertised"), (9094, "external.advertised")]
+)
+@pytest.mark.parametrize(
+    "unusable",
+    [
+        {"resolved": (), "resolve_error": "Name not known", "node": None},
+        {"node": None, "error": "connection refused"},
+        {"node": node(2)},
+        {"resolved": ("127.0.0.1",)},
+    ],
+)
+def test_the_setting_is_named_that_the_address_is_of(
+    unusable: dict[str, Any], port: int, setting: str
+) -> None:
+    """Outside the doctor is told of external addresses as where brokers are."""
+    answers = [
+        answer(n, broker=broker(n, port=port, external_host=f"host-{n}", external_port=9094))
+        for n in (1, 2, 3)
+    ]
+    answers[2] = replace(answers[2], **unusable)
+    (found,) = findings(picture(answers=answers))
+    assert setting in found.next
+
+
 def test_a_sound_cluster_has_nothing_to_act_on() -> None:
     assert findings(picture()) == []
 
@@ -198,6 +232,18 @@ CASES: dict[str, tuple[Callable[[], Picture], str, str, str]] = {
         "warning",
         "versions",
         "works at metadata.version 5, and all brokers know 6",
+    ),
+    "an address for clients from outside is missing": (
+        lambda: picture(
+            answers=[
+                answer(1, broker=broker(1, external_host="b1.example.com", external_port=9094)),
+                answer(2, broker=broker(2, external_host="b2.example.com", external_port=9094)),
+                answer(3),
+            ]
+        ),
+        "warning",
+        "addresses",
+        "broker 1, 2 have an address for clients from outside, and 3 not",
     ),
     "no quorum": (
         lambda: picture(quorum=None, quorum_error="no controller says; next: start them"),

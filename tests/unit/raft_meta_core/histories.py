@@ -70,6 +70,7 @@ def steps(draw: st.DrawFn) -> Any:
 def register(draw: st.DrawFn) -> Any:
     node, life, clean = draw(nodes), draw(st.integers(1, 5)), draw(st.booleans())
     supported = 1 if draw(chance) else draw(st.sampled_from([0, METADATA_VERSION]))
+    external = draw(st.sampled_from([("", 0), ("outside", 9094), ("", 1), ("outside", 0)]))
 
     def step(driver: Driver) -> None:
         known = driver.state.brokers.get(node)
@@ -82,6 +83,8 @@ def register(draw: st.DrawFn) -> Any:
             port=1,
             previous_broker_epoch=known.broker_epoch if known and clean else -1,
             supported_metadata_version=supported,
+            external_host=external[0],
+            external_port=external[1],
         )
         result = driver.run(register_broker=body)
         if result.register_broker.broker_epoch != driver.index or (known and clean):

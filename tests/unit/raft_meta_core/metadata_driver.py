@@ -94,6 +94,7 @@ class Driver:
         rack: str = "",
         supports: int = 0,
         follows: int | None = None,
+        external: tuple[str, int] = ("", 0),
     ) -> cluster_pb2.RegisterBrokerCommand:
         return cluster_pb2.RegisterBrokerCommand(
             node_id=node,
@@ -105,6 +106,8 @@ class Driver:
             previous_broker_epoch=previous,
             supported_metadata_version=supports,
             follows_broker_epoch=follows,
+            external_host=external[0],
+            external_port=external[1],
         )
 
     def about(self, node: int) -> dict[str, int]:

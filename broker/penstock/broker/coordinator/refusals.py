@@ -67,8 +67,8 @@ def not_coordinator(image: MetadataImage, topic: str, partition: int) -> Penstoc
             f"this broker is not the coordinator: {where} has no leader now; ask again soon"
         )
     return NotCoordinatorError(
-        f"this broker is not the coordinator; broker {record.leader} at "
-        f"{broker.host}:{broker.port} leads {where} in epoch {record.leader_epoch}",
+        f"this broker is not the coordinator; broker {record.leader} leads {where} in epoch "
+        f"{record.leader_epoch}",
         leader=LeaderHint(record.leader, record.leader_epoch, broker.host, broker.port),
     )
 

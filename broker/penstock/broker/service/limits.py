@@ -1,7 +1,8 @@
-"""The limits of the port that clients reach, by a node's settings; see docs/operating/limits.md."""
+"""The limits of the ports for clients, by a node's settings; see docs/operating/limits.md."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from penstock.broker.config import NodeConfig
@@ -12,7 +13,7 @@ from penstock.wire.transport import SERVER_OPTIONS, Option, parse_address
 
 
 def client_port_options(config: NodeConfig) -> list[Option]:
-    """How gRPC serves that port."""
+    """How gRPC serves one of these ports."""
     return [
         *(each for each in SERVER_OPTIONS if each[0] != "grpc.max_receive_message_length"),
         ("grpc.max_receive_message_length", config.request_max_bytes),
@@ -23,14 +24,21 @@ def client_port_options(config: NodeConfig) -> list[Option]:
 
 def unsent_answers(config: NodeConfig, metrics: BrokerMetrics) -> Unsent:
     """What keeps answers that clients do not take within bounds. On the running loop."""
+    listens = filter(None, (config.broker_listen, config.external_listen))
+    ports = [parse_address(listen)[1] for listen in listens]
     unsent = Unsent(
         UnsentLimits(
             max_bytes=config.unsent_max_bytes,
             connection_max_bytes=config.unsent_connection_max_bytes,
             stalled_ms=config.unsent_stalled_ms,
         ),
-        partial(close_connection, port=parse_address(config.broker_listen)[1]),
+        partial(_close, ports=ports),
         metrics,
     )
     metrics.watch_unsent(lambda: unsent.total_bytes)
     return unsent
+
+
+def _close(peer: str, ports: Sequence[int]) -> bool:
+    """Shut the connection of a peer down, whichever of the ports it came to."""
+    return any(close_connection(peer, port) for port in ports)

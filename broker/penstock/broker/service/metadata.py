@@ -61,6 +61,8 @@ def describe_broker(
         offline_replica_count=offline_replica_count,
         drained_since_ms=record.drained_since_ms,
         leader_count=leader_count,
+        external_host=record.external_host,
+        external_port=record.external_port,
     )
 
 

@@ -29,10 +29,12 @@ The environment of a node. Given: root; name of its StatefulSet; roles.
   value: $(POD_NAME).{{ .root.Release.Name }}-nodes.$(POD_NAMESPACE).svc:10092
 {{- end }}
 - name: PENSTOCK_BROKER_ADVERTISED
-{{- if and .root.Values.external.domain (contains "broker" .roles) }}
-  value: $(POD_NAME).{{ .root.Values.external.domain }}:9092
-{{- else }}
   value: $(POD_NAME).{{ .root.Release.Name }}-nodes.$(POD_NAMESPACE).svc:9092
+{{- if and .root.Values.external.domain (contains "broker" .roles) }}
+- name: PENSTOCK_EXTERNAL_LISTEN
+  value: 0.0.0.0:9095
+- name: PENSTOCK_EXTERNAL_ADVERTISED
+  value: $(POD_NAME).{{ .root.Values.external.domain }}:9092
 {{- end }}
 - name: PENSTOCK_BOOTSTRAP
   value: $(PENSTOCK_BROKER_ADVERTISED)
@@ -163,6 +165,9 @@ spec:
             {{- end }}
             - {name: controller, containerPort: 10092}
             - {name: http, containerPort: 9094}
+            {{- if and .root.Values.external.domain $broker }}
+            - {name: external, containerPort: 9095}
+            {{- end }}
           # An hour for a recovery.
           startupProbe:
             httpGet: {path: /startupz, port: http}

@@ -8,7 +8,10 @@ from typing import Final
 from penstock.raft_meta.core import election
 from penstock.raft_meta.core.model import Broker
 from penstock.raft_meta.core.tables import Draft
-from penstock.raft_meta.core.versions import REGISTRATIONS_FOLLOW_SINCE
+from penstock.raft_meta.core.versions import (
+    EXTERNAL_ADDRESSES_SINCE,
+    REGISTRATIONS_FOLLOW_SINCE,
+)
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     BrokerIdNotRegisteredError,
@@ -25,6 +28,7 @@ PRODUCER_ID_BLOCK: Final = 1000
 
 _MAX_HOST_CHARS: Final = 255  # A DNS name has no more.
 _MAX_RACK_CHARS: Final = 249
+_MAX_PORT: Final = 65_535
 
 
 def require_registration(draft: Draft, node_id: int, broker_epoch: int) -> Broker:
@@ -53,12 +57,17 @@ def register(
     The broker epoch is the index of the command. KIP-966: a process whose forerunner did not
     shut down cleanly may have lost the end of its logs, so it is no eligible leader any more.
     Raises InvalidUpdateVersionError when another process registered than the one that it follows
-    on: it may be the request that comes late.
+    on: it may be the request that comes late. The same process is answered as the first time; what
+    clients from outside are told is taken from it even so, since it may have said that while the
+    metadata.version did not know it yet.
     """
     _check_registration(command)
     oldest, newest = _checked_versions(command, draft.metadata_version)
+    external_host, external_port = _checked_external(command, draft.metadata_version)
     old = draft.broker(command.node_id)
     if old is not None and old.incarnation_id == command.incarnation_id:
+        if (old.external_host, old.external_port) != (external_host, external_port):
+            draft.put_broker(old._replace(external_host=external_host, external_port=external_port))
         result.register_broker.broker_epoch = old.broker_epoch
         return
     _require_newest(command, old, draft.metadata_version)
@@ -76,6 +85,8 @@ def register(
         min_version=oldest,
         max_version=newest,
         whole_since_epoch=whole_since if follows else 0,
+        external_host=external_host,
+        external_port=external_port,
     )
     draft.put_broker(broker)
     _withdraw(draft, broker.node_id, unclean=not whole_since, anew=True)
@@ -131,14 +142,31 @@ def _check_registration(command: cluster_pb2.RegisterBrokerCommand) -> None:
             f"broker {command.node_id} advertises a host of {len(command.host)} characters; "
             f"1 to {_MAX_HOST_CHARS} are wanted: set broker.advertised"
         )
-    if not 0 < command.port <= 65_535:
+    if not 0 < command.port <= _MAX_PORT:
         raise InvalidRequestError(
-            f"broker {command.node_id} advertises port {command.port}; 1 to 65535 is wanted"
+            f"broker {command.node_id} advertises port {command.port}; 1 to {_MAX_PORT} is wanted"
         )
     if len(command.rack) > _MAX_RACK_CHARS:
         raise InvalidRequestError(
             f"broker {command.node_id} has a rack of more than {_MAX_RACK_CHARS} characters"
         )
+
+
+def _checked_external(command: cluster_pb2.RegisterBrokerCommand, in_force: int) -> tuple[str, int]:
+    """What clients from outside are told; nothing where the metadata.version does not know it.
+
+    Below that nothing is refused either: older controllers apply the same entry without a look.
+    """
+    host, port = command.external_host, command.external_port
+    if in_force < EXTERNAL_ADDRESSES_SINCE or not (host or port):
+        return "", 0
+    if not host or len(host) > _MAX_HOST_CHARS or not 0 < port <= _MAX_PORT:
+        raise InvalidRequestError(
+            f"broker {command.node_id} advertises a host of {len(host)} characters and port {port} "
+            f"to clients from outside; 1 to {_MAX_HOST_CHARS} characters and 1 to {_MAX_PORT} are "
+            "wanted: set external.advertised"
+        )
+    return host, port
 
 
 def _checked_versions(command: cluster_pb2.RegisterBrokerCommand, in_force: int) -> tuple[int, int]:

@@ -35,6 +35,9 @@ class Broker(NamedTuple):
     whole_since_epoch: int = 0
     drained_since_ms: int = 0
     """Since when it is to lead only what no other in sync can lead; 0: it is not drained."""
+    external_host: str = ""
+    """Where clients from outside reach it, with ``external_port``; empty where all others do."""
+    external_port: int = 0
 
     @property
     def usable(self) -> bool:
@@ -56,6 +59,8 @@ class Broker(NamedTuple):
             max_metadata_version=self.max_version,
             whole_since_broker_epoch=self.whole_since_epoch,
             drained_since_ms=self.drained_since_ms,
+            external_host=self.external_host,
+            external_port=self.external_port,
         )
 
     @classmethod
@@ -74,6 +79,8 @@ class Broker(NamedTuple):
             max(record.max_metadata_version, 1),
             record.whole_since_broker_epoch,
             record.drained_since_ms,
+            record.external_host,
+            record.external_port,
         )
 
 

@@ -6,14 +6,15 @@ from typing import Final
 
 from penstock.wire.errors import ErrorCode, UnsupportedMetadataVersionError
 
-METADATA_VERSION: Final = 6
+METADATA_VERSION: Final = 7
 """The newest metadata.version that this software knows; a new cluster starts with it.
 
 1: what every cluster can do. 2: reassignments, settings that the cluster shares, deleted topics are
 remembered, and a broker that still has replicas cannot be unregistered. 3: a live broker says which
 of its replicas it can't serve. 4: an in-sync set that is refused for one of its members uses up the
 partition epoch that it is based on. 5: a registration takes effect only after the one that it
-names. 6: a broker can be drained of its leaderships.
+names. 6: a broker can be drained of its leaderships. 7: a registration holds the address that
+clients from outside are told.
 """
 
 REFUSALS_USE_UP_EPOCHS_SINCE: Final = 4
@@ -24,6 +25,9 @@ REGISTRATIONS_FOLLOW_SINCE: Final = 5
 
 DRAINS_SINCE: Final = 6
 """The metadata.version from which on a broker can be drained of its leaderships."""
+
+EXTERNAL_ADDRESSES_SINCE: Final = 7
+"""The metadata.version from which on registrations hold addresses for clients from outside."""
 
 
 class SoftwareTooOldError(
