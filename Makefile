@@ -258,7 +258,7 @@ JOBS       ?= 1
 
 SIMULATE := $(BIN)/python -m tests.simulation
 
-sim: $(VENV)/.installed-dev ## Run seeds of the simulators (SIM=cluster|transactions|quorum|all, ...)
+sim: $(VENV)/.installed-dev ## Run seeds of the simulators (SIM=cluster|transactions|quiet|quorum|all, ...)
 	@$(SIMULATE) --sim $(SIM) --start $(SEED_START) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 sim-mutants: $(VENV)/.installed-dev ## Leave out each rule that simulators know, and see it noticed

@@ -13,6 +13,8 @@ from tests.simulation.quorum.mutants import MUTANTS
 from tests.simulation.quorum.world import World
 from tests.simulation.runner import Hunted, Outcome, Simulator, hunt_mutants, run_seeds
 
+QUIET_MS = 600_000
+
 
 def run_cluster(seed: int) -> Outcome:
     """One seed of the clusters' simulator."""
@@ -23,6 +25,12 @@ def run_cluster(seed: int) -> Outcome:
 def run_transactions(seed: int) -> Outcome:
     """One seed of the clusters' simulator whose clients write transactions."""
     report = Simulation(seed, given={"transactions": True}).run()
+    return Outcome(seed, report.violation is not None, str(report), report.story, report.totals)
+
+
+def run_quiet(seed: int) -> Outcome:
+    """One seed of the clusters' simulator that is quiet for ten minutes before the end."""
+    report = Simulation(seed, given={"quiet_ms": QUIET_MS}).run()
     return Outcome(seed, report.violation is not None, str(report), report.story, report.totals)
 
 
@@ -60,6 +68,7 @@ SIMULATORS = {
     "transactions": Simulator(
         "transactions", run_transactions, tuple(TRANSACTION_BUGS), hunt_in_cluster
     ),
+    "quiet": Simulator("quiet", run_quiet, (), hunt_in_cluster),
     "quorum": Simulator("quorum", run_quorum, tuple(MUTANTS), hunt_in_quorum),
 }
 
@@ -84,6 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no such mutants: {', '.join(sorted(unknown))}")
     kept = True
     for simulator in simulators:
+        if chosen.mutants and not simulator.mutants:
+            continue  # It is another one's code, which has its mutants there.
         if chosen.mutants:
             names = [name for name in simulator.mutants if name in (chosen.only or known)]
             kept &= hunt_mutants(simulator, names, chosen.start, chosen.seeds, chosen.jobs)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -19,6 +20,7 @@ class Outcome(NamedTuple):
     text: str
     story: list[str]
     totals: Counter[str]
+    cpu_s: float = 0.0
 
 
 class Hunted(NamedTuple):
@@ -51,15 +53,23 @@ def _pool(jobs: int, tasks_a_worker: int) -> Any:
     return multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=tasks_a_worker)
 
 
+def _timed(simulator: Simulator, seed: int) -> Outcome:
+    began_s = time.process_time()
+    outcome = simulator.run(seed)
+    return outcome._replace(cpu_s=time.process_time() - began_s)
+
+
 def run_seeds(simulator: Simulator, seeds: Iterable[int], jobs: int, *, story: bool) -> bool:
     """Many seeds on many processes; whether every promise was kept."""
     began_s = time.perf_counter()
     totals: Counter[str] = Counter()
     broken: list[int] = []
+    cpu_s = 0.0
     say(f"{simulator.name}:")
     with _pool(jobs, 200) as pool:
-        for number, outcome in enumerate(pool.imap_unordered(simulator.run, seeds), 1):
+        for number, outcome in enumerate(pool.imap_unordered(partial(_timed, simulator), seeds), 1):
             totals.update(outcome.totals)
+            cpu_s += outcome.cpu_s
             if outcome.broken:
                 broken.append(outcome.seed)
             if outcome.broken or story:
@@ -68,6 +78,9 @@ def run_seeds(simulator: Simulator, seeds: Iterable[int], jobs: int, *, story: b
                 say(f"{number} seeds, {len(broken)} broken")
     for name, figure in sorted(totals.items()):
         say(f"  {name:32} {figure:>14,}")
+    say(f"  {'seconds of CPU time':32} {cpu_s:>14,.0f}")
+    virtual = totals["virtual seconds"] / max(cpu_s, 0.001)
+    say(f"  {'virtual seconds a CPU second':32} {virtual:>14,.1f}")
     say(f"  {'seconds':32} {time.perf_counter() - began_s:>14,.0f}")
     say(f"broken: {sorted(broken)}" if broken else "no promise was broken")
     return not broken

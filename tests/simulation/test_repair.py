@@ -58,7 +58,8 @@ def test_damage_that_was_deleted_is_none() -> None:
 def test_bit_flips_alone_are_all_mended_by_the_other_replicas() -> None:
     flipped = mended = 0
     for seed in range(4):
-        report = Simulation(seed, only=("bit flip",)).run()
+        # In a quiet time old records are deleted, and what is damaged of them is never mended.
+        report = Simulation(seed, only=("bit flip",), given={"quiet_ms": 0}).run()
         assert report.violation is None, str(report)
         flipped += sum("a bit flips at" in line for line in report.story)
         mended += sum("is mended" in line for line in report.story)

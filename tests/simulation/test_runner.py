@@ -12,12 +12,16 @@ from tests.simulation.__main__ import SIMULATORS, main
 def test_seeds_of_all_simulators_are_run_and_added_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "2", "--start", "3"]) == 0
     output = capsys.readouterr().out
-    assert output.count("no promise was broken") == 3
-    assert output.index("cluster:") < output.index("transactions:") < output.index("quorum:")
-    for figure, simulators in (("records committed", 2), ("transactions committed", 1)):
+    assert output.count("no promise was broken") == 4
+    names = ("cluster:", "transactions:", "quiet:", "quorum:")
+    assert sorted(names, key=output.index) == list(names)
+    for figure, simulators in (("records committed", 3), ("transactions committed", 1)):
         lines = [line for line in output.splitlines() if figure in line]
         assert len(lines) == simulators
         assert all(int(line.split()[-1].replace(",", "")) > 0 for line in lines)
+    speeds = [line for line in output.splitlines() if "virtual seconds a CPU second" in line]
+    assert len(speeds) == 4
+    assert all(float(line.split()[-1].replace(",", "")) > 0 for line in speeds)
 
 
 @pytest.mark.simulation

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.chaos.simulator.simulation import Simulation
 
-SEEDS = 48
+SEEDS = 64
 SEEDS_A_TEST = 16
 
 

@@ -23,11 +23,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--transactions", action="store_true", help="what clients write are transactions"
     )
+    parser.add_argument(
+        "--quiet-for", type=int, metavar="SECONDS", help="how long clients do little before the end"
+    )
     chosen = parser.parse_args(arguments)
     bug = BUGS.get(chosen.bug)
     kinds, given = (bug.shown_by, bug.given) if bug else (None, {})
     if chosen.transactions:
         given = {**given, "transactions": True}
+    if chosen.quiet_for is not None:
+        given = {**given, "quiet_ms": chosen.quiet_for * 1000}
     broken = 0
     with bug.planted() if bug else nullcontext():
         for seed in range(chosen.seed, chosen.seed + chosen.count):

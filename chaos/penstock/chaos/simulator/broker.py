@@ -23,6 +23,7 @@ from penstock.broker.core.partition_events import (
 from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.core.replica import Replica
 from penstock.broker.core.replica_reports import ReplicaReports
+from penstock.chaos.simulator.ageing import Ageing, Ages
 from penstock.chaos.simulator.controller import CLUSTER_ID
 from penstock.chaos.simulator.disk import Disk
 from penstock.chaos.simulator.feeds import Feeds
@@ -69,6 +70,7 @@ class BrokerPlace:
     scrubs: bool
     last_epoch: int
     too_large: float
+    ages: Ages
 
 
 class SimulatedBroker:
@@ -91,6 +93,7 @@ class SimulatedBroker:
         self.repairs = Repairs(self)
         self.shut_logs = ShutLogs(self)
         self.transactions = Transactions(self)
+        self._ageing = Ageing(self)
         self._lease = Lease(SESSION_TIMEOUT_MS)
         self._previous_epoch = self.disk.runs.begin(self.disk.shut.keys())
         self._incarnation_id = place.rng.randbytes(16)

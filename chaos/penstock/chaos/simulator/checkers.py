@@ -41,6 +41,14 @@ class _Seen:
     matched: int = 0
 
 
+@dataclass(slots=True)
+class _Led:
+    """What a leader had at last: its high watermark, and the end of its log."""
+
+    high_watermark: int = 0
+    end: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Copied:
     """A log that was dropped, to be copied from a leader epoch by a process, up to an offset."""
@@ -70,8 +78,8 @@ class Checkers:
         self._branches: dict[TopicIdPartition, list[CommittedLog]] = {}
         self._leaders: dict[tuple[TopicIdPartition, int], tuple[int, object]] = {}
         self._newest: dict[TopicIdPartition, int] = {}  # The newest leader epoch that began.
-        self._high_watermarks: dict[tuple[int, TopicIdPartition, int], int] = {}
-        self._led_to: dict[tuple[int, TopicIdPartition, int], int] = {}  # Ends of leaders' logs.
+        self._led: dict[tuple[int, TopicIdPartition, int], _Led] = {}
+        self._producers_of: dict[tuple[int, TopicIdPartition], tuple[MemoryLog, int]] = {}
         self._seen: dict[tuple[int, TopicIdPartition], _Seen] = {}
         self._written: dict[tuple[TopicIdPartition, int, int], bytes] = {}
         self._snapshots: dict[int, bytes] = {}
@@ -105,6 +113,8 @@ class Checkers:
 
     def _log_in(self, key: TopicIdPartition, leader_epoch: int) -> CommittedLog:
         branches = self.branches(key)
+        if len(branches) == 1:
+            return branches[0]
         return next(
             (branch for branch in reversed(branches) if branch.first_epoch <= leader_epoch),
             branches[0],
@@ -142,10 +152,10 @@ class Checkers:
         replica.validate()
         key, epoch = partition.key, replica.leader_epoch
         node_id = partition.broker.node_id
+        place = node_id, key
         who = f"{key.partition} on broker {node_id}"
         # What is looked at after every step says in words what is wrong only where it is.
-        if log.producers.touches(log.log_end_offset):
-            check(False, f"{who} knows of batches of producers behind its end")
+        self._check_producers(log, place, who)
         leads = replica.role is Role.LEADER
         if leads:
             self._check_leadership(partition, who)
@@ -162,14 +172,24 @@ class Checkers:
                     f"but {committed.end} were committed",
                 )
         in_sync = self.partitions.get(key)
-        if (node_id, key) in self._damaged:
+        if place in self._damaged:
             below = min(below, replica.high_watermark)
             out = in_sync is not None and node_id not in in_sync.isr
             if out and self._holds(node_id, key):
-                del self._damaged[node_id, key]
+                del self._damaged[place]
         elif in_sync is not None and node_id in in_sync.isr and committed is self.log_of(key):
             below = max(below, committed.end)
         self._compare(partition, committed, below, who)
+
+    def _check_producers(
+        self, log: MemoryLog, place: tuple[int, TopicIdPartition], who: str
+    ) -> None:
+        """None is known of batches behind the end: as it was, where the log is as it was."""
+        as_of = log, log.changes
+        if self._producers_of.get(place) != as_of:
+            self._producers_of[place] = as_of
+            if log.producers.touches(log.log_end_offset):
+                check(False, f"{who} knows of batches of producers behind its end")
 
     def _history_of(self, partition: SimulatedPartition) -> tuple[CommittedLog, int]:
         """The history that a replica is in, and below which offset it is held to that.
@@ -201,19 +221,20 @@ class Checkers:
                 f"{who}: leader epoch {replica.leader_epoch} was led by broker {first[0]} before",
             )
         mark = (process.node_id, partition.key, replica.leader_epoch)
-        before = self._high_watermarks.get(mark, 0)
-        if replica.high_watermark < before:
-            check(
-                False, f"{who}: the high watermark went from {before} to {replica.high_watermark}"
-            )
-        self._high_watermarks[mark] = replica.high_watermark
-        end = partition.log.log_end_offset
-        if end < self._led_to.get(mark, 0):
+        led = self._led.get(mark)
+        if led is None:
+            led = self._led[mark] = _Led()
+        if replica.high_watermark < led.high_watermark:
             check(
                 False,
-                f"{who}: the log of a leader ended at {self._led_to.get(mark)} and ends at {end}",
+                f"{who}: the high watermark went from {led.high_watermark} to "
+                f"{replica.high_watermark}",
             )
-        self._led_to[mark] = end
+        led.high_watermark = replica.high_watermark
+        end = partition.log.log_end_offset
+        if end < led.end:
+            check(False, f"{who}: the log of a leader ended at {led.end} and ends at {end}")
+        led.end = end
 
     def _check_in_sync(self, key: TopicIdPartition) -> None:
         """Who is in sync as the controllers have it holds everything, and keeps it.
@@ -248,7 +269,8 @@ class Checkers:
             seen = self._seen[place] = _Seen(log, changes, committed)
         elif seen.committed is not committed:
             seen.committed, seen.offset = committed, 0
-        self._match(partition.key, seen, who)
+        if seen.matched < log.log_end_offset:
+            self._match(partition.key, seen, who)
         if seen.offset >= below:
             return
         leads = partition.replica.role is Role.LEADER
@@ -277,8 +299,6 @@ class Checkers:
     def _match(self, key: TopicIdPartition, seen: _Seen, who: str) -> None:
         """What one leader wrote at an offset is what all have there of its epoch."""
         log = seen.log
-        if seen.matched >= log.log_end_offset:
-            return
         for header, data in log.batches_from(max(seen.matched, log.log_start_offset)):
             written = self._written.setdefault((key, header.leader_epoch, header.base_offset), data)
             if written != data and header.base_offset not in log.contents.flipped:

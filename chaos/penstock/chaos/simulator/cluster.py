@@ -9,6 +9,7 @@ from random import Random
 from typing import Final
 
 from penstock.broker.core.log_copy import LogCopy
+from penstock.chaos.simulator.ageing import Ages
 from penstock.chaos.simulator.broker import BrokerPlace, SimulatedBroker
 from penstock.chaos.simulator.chance import Chance
 from penstock.chaos.simulator.checkers import Checkers
@@ -149,6 +150,11 @@ class Cluster:
                 scrubs="bit flip" in self._plan.kinds,
                 last_epoch=self._plan.last_epoch,
                 too_large=self._plan.too_large,
+                ages=Ages(
+                    self._plan.producer_expiration_ms,
+                    self._plan.retention_ms,
+                    lambda key, offset: self.checkers.log_of(key).delete_below(offset),
+                ),
             ),
         )
         self.network.processes[node_id] = node.broker

@@ -95,11 +95,12 @@ class Contents:
             before=self.before.copy(),
         )
 
-    def producers(self) -> ProducerState:
-        """What is known of producers at the end."""
+    def producers(self, now_ms: int = 0) -> ProducerState:
+        """What is known of producers at the end: when each wrote last is not, so they have now."""
         state = self.before.copy()
         for header, data in self.batches:
-            state.record(header, header.base_offset, 0, mark_of(header, data))
+            state.record(header, header.base_offset, now_ms, mark_of(header, data))
+        state.bound_ages(now_ms, now_ms)
         return state
 
     def apply(self, operation: Operation) -> None:

@@ -192,6 +192,8 @@ CONTROLLER_BUGS: Final[dict[str, Bug]] = {
         election,
         "_elect",
         _any_live_replica,
+        ("kill leader", "kill", "slow network", "one way", "split"),
+        {**NO_LOSS, "min_isr": 1},
     ),
     "everybody-is-eligible": Bug(
         "every replica outside of a small in-sync set counts as an eligible leader",

@@ -70,7 +70,12 @@ class Disk:
             self.keep_damaged(key)
         if key not in self._open:
             kept = self._kept.pop(key, Contents())
-            self._open[key] = MemoryLog(kept, waits=self._waits, hands_over=self._hands_over)
+            self._open[key] = MemoryLog(
+                kept,
+                waits=self._waits,
+                hands_over=self._hands_over,
+                clock_ms=lambda: self._scheduler.now_ms,
+            )
             self.cut_high_watermark(key, self._open[key].log_end_offset)
         return self._open[key]
 
@@ -95,8 +100,9 @@ class Disk:
 
     def durable_end(self, key: TopicIdPartition) -> int:
         """Up to where a partition's log counts as durable; -1 without one."""
-        if key in self._open:
-            return self._open[key].durable_offset
+        log = self._open.get(key)
+        if log is not None:
+            return log.durable_offset
         return self._kept[key].end if key in self._kept else -1
 
     def erase(self, key: TopicIdPartition) -> None:

@@ -131,6 +131,29 @@ def draw_faults(
     return faults
 
 
+def draw_quiet_faults(
+    rng: Random,
+    nodes: tuple[int, ...],
+    *,
+    from_ms: int,
+    for_ms: int,
+    only: Collection[str] = KINDS,
+) -> list[Fault]:
+    """What happens while it is quiet: little, and most of it for longer than anybody's patience."""
+    kinds = [kind for kind in _KINDS if kind in only]
+    weights = [_KINDS[kind][0] for kind in kinds]
+    faults: list[Fault] = []
+    at_ms = from_ms
+    while kinds:
+        at_ms += rng.randint(for_ms // 24, for_ms // 4)
+        if at_ms >= from_ms + for_ms:
+            break
+        [kind] = rng.choices(kinds, weights)
+        lasts_ms = rng.randint(50, rng.choice((2500, for_ms // 24, for_ms // 6)))
+        faults.append(Fault(at_ms, kind, _KINDS[kind][1](rng, nodes), lasts_ms))
+    return faults
+
+
 def draw_damaged_logs(rng: Random, nodes: tuple[int, ...], *, until_ms: int) -> list[Fault]:
     """When which nodes restart with a log that does not open."""
     faults: list[Fault] = []

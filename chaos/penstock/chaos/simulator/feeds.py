@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -174,9 +174,9 @@ class Feed:
             or not partition.is_leader
             or partition.replica.leader_epoch != answer.leader_epoch
         ):
-            return replace(answer, diverging=None, error=ErrorCode.NOT_LEADER)
+            return answer._replace(diverging=None, error=ErrorCode.NOT_LEADER)
         below = answer.diverging.end_offset
-        return replace(answer, producers=partition.log.producers_below(below))
+        return answer._replace(producers=partition.log.producers_below(below))
 
     def _records_of(self, key: TopicIdPartition) -> list[Push]:
         cursor = self._cursors[key]

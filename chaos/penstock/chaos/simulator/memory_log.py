@@ -16,7 +16,12 @@ from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
 from penstock.broker.core.producer_stage import ProducerStage, staged_markers
 from penstock.broker.core.producer_state import ANY_PRODUCER, Duplicate, ProducerState
-from penstock.broker.core.transactions import EndedTransaction, Marker, OpenTransaction
+from penstock.broker.core.transactions import (
+    EndedTransaction,
+    Marker,
+    OpenTransaction,
+    OpenTransactions,
+)
 from penstock.chaos.simulator.contents import (
     Batch,
     Contents,
@@ -52,17 +57,53 @@ def is_served(batch: Batch) -> bool:
     return is_sound(batch)
 
 
+class _Aborted:
+    """The aborted transactions of a log: looked for anew only in what was appended since."""
+
+    __slots__ = ("_as_of", "_found", "_seen", "_transactions")
+
+    def __init__(self) -> None:
+        self._as_of: tuple[int, ...] = ()
+        self._seen = 0  # So many batches.
+        self._found: list[EndedTransaction] = []
+        self._transactions = OpenTransactions()
+
+    def of(self, log: MemoryLog) -> list[EndedTransaction]:
+        """All of the log, in the order of their marks."""
+        contents = log.contents
+        # Whatever changes other than what is appended changes one of these.
+        as_of = log.generation, log.mends, contents.start, len(contents.flipped)
+        if as_of != self._as_of:
+            self._as_of, self._seen, self._found = as_of, 0, []
+            self._transactions = contents.before.transactions.copy()
+        for header, data in contents.batches[self._seen :]:
+            ended = self._transactions.note(header, header.base_offset)
+            if ended is not None and marker_type(data) is MarkerType.ABORT:
+                self._found.append(ended)
+        self._seen = len(contents.batches)
+        return self._found
+
+
 class MemoryLog:
     """The Log port of penstock.broker.core.ports.
 
     ``waits``: flush.policy is commit; else durable is what is in the page cache. ``hands_over``:
-    what is known of producers is not too much for a replica that begins anew. ``generation``
-    counts the cuts and ``mends`` what was mended, so that a checker knows when to look again;
-    ``history`` is that of Contents, set by who knows the replica.
+    what is known of producers is not too much for a replica that begins anew. ``clock_ms`` tells
+    how long producers are silent. ``changes`` counts the operations, ``generation`` the cuts among
+    them and ``mends`` what was mended, so that a checker knows when to look again; ``history`` is
+    that of Contents, set by who knows the replica.
     """
 
-    def __init__(self, on_disk: Contents, *, waits: bool = True, hands_over: bool = True) -> None:
+    def __init__(
+        self,
+        on_disk: Contents,
+        *,
+        waits: bool = True,
+        hands_over: bool = True,
+        clock_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
         on_disk.recover()
+        self._clock_ms = clock_ms
         self._disk = on_disk
         self._now = on_disk.copy()
         self._operations: list[Operation] = []  # Carried out, and not flushed.
@@ -70,6 +111,7 @@ class MemoryLog:
         self._waits = waits
         self._hands_over = hands_over
         self.internal = False  # One of the cluster's own: transactional batches need no sequence.
+        self.changes = 0
         self.generation = 0
         self.mends = 0
         self.history = on_disk.history
@@ -77,7 +119,8 @@ class MemoryLog:
         for batch in self._now.batches:
             self._epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
         self._epochs.truncate_from_start(self._now.start)
-        self._producers = self._now.producers()
+        self._producers = self._now.producers(self._clock_ms())
+        self._aborted = _Aborted()
         self._was_begun = False  # Somebody had it begin anew, and handed over what there was.
 
     # Reading.
@@ -187,16 +230,11 @@ class MemoryLog:
 
     def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
         """See Log: those of the whole log that overlap the range."""
-        transactions = self._now.before.transactions.copy()
-        found = []
-        for header, data in self._now.batches:
-            ended = transactions.note(header, header.base_offset)
-            overlaps = ended is not None and ended.last_offset >= offset
-            if ended is None or not overlaps or ended.first_offset >= below:
-                continue
-            if marker_type(data) is MarkerType.ABORT:
-                found.append(ended)
-        return found
+        return [
+            one
+            for one in self._aborted.of(self)
+            if one.last_offset >= offset and one.first_offset < below
+        ]
 
     def cold_aborted(self, offset: int) -> Callable[[], None] | None:
         """See Log: everything is in memory."""
@@ -205,6 +243,7 @@ class MemoryLog:
     # Writing.
 
     def _do(self, operation: Operation) -> None:
+        self.changes += 1
         self._operations.append(operation)
         self._now.apply(operation)
 
@@ -231,7 +270,7 @@ class MemoryLog:
                 stage.check_transaction(header, verified)
             data = offset_patch(header, offset, leader_epoch) + bytes(view[16:])
             placed = header._replace(base_offset=offset, leader_epoch=leader_epoch)
-            stage.record(placed, offset, now_ms)
+            stage.record(placed, offset, self._clock_ms())
             batches.append(Batch(placed, data))
             offset = placed.next_offset
         self._append(batches)
@@ -252,7 +291,7 @@ class MemoryLog:
             base_offset=self._now.end,
             leader_epoch=leader_epoch,
             now_ms=now_ms,
-            seen_ms=now_ms,
+            seen_ms=self._clock_ms(),
         )
         if not placed:
             return AppendInfo(-1, -1, -1, 0)
@@ -278,7 +317,7 @@ class MemoryLog:
                 raise CorruptRecordError(f"a batch at {header.base_offset} comes after {offset}")
             if header.leader_epoch < self._epochs.last_epoch and not batches:
                 raise CorruptRecordError(f"a batch of epoch {header.leader_epoch} comes late")
-            stage.record(header, offset, 0, mark_of(header, view))
+            stage.record(header, offset, self._clock_ms(), mark_of(header, view))
             batches.append(Batch(header, bytes(view)))
             offset = header.next_offset
         if begin < start:
@@ -307,7 +346,7 @@ class MemoryLog:
             self.truncate_fully_and_start_at(offset)
         else:
             self._cut(Cut(offset))
-            self._producers = self._now.producers()
+            self._producers = self._now.producers(self._clock_ms())
             self._epochs.truncate_from_end(self._now.end)
 
     def forget(self, offset: int) -> None:
@@ -371,6 +410,10 @@ class MemoryLog:
         """See Log: a cut here takes no time."""
         self._producers.transactions.committed(offset)
 
+    def expire_producers(self, expiration_ms: int) -> int:
+        """Forget those that have written nothing for so long; how many there were."""
+        return self._producers.expire(self._clock_ms(), expiration_ms)
+
     def producers_below(self, offset: int) -> bytes:
         """See Log."""
         return self._producers.handed_over(offset) if self._hands_over else b""
@@ -382,7 +425,7 @@ class MemoryLog:
         self._cut(Restart(offset, producers))
         self._was_begun = True
         self._epochs.clear()
-        self._producers = self._now.producers()
+        self._producers = self._now.producers(self._clock_ms())
         self._durable = offset
 
     def _cut(self, operation: Operation) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.broker.core.ports import EpochEnd
 from penstock.wire.errors import ErrorCode
 from penstock.wire.ids import TopicIdPartition
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """The first message of a follower."""
 
     node_id: int
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where a follower's log stands."""
 
     key: TopicIdPartition
@@ -29,23 +27,20 @@ class Position:
     knows_no_producers: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """The follower follows the partition no longer on this stream."""
 
     key: TopicIdPartition
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     """The answer to a push: partition, leader epoch, durable end, start."""
 
     sequence: int
     entries: tuple[tuple[TopicIdPartition, int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(NamedTuple):
     """What the leader says about one partition."""
 
     key: TopicIdPartition
@@ -59,8 +54,7 @@ class Push:
     producers: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Pushes:
+class Pushes(NamedTuple):
     """One message of the leader."""
 
     sequence: int

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from penstock.chaos.simulator.scheduler import Scheduler
+from penstock.chaos.simulator.scheduler import Scheduler, Timer
 
 _CHANGING = frozenset(  # The requests that change something.
     {
@@ -93,6 +94,11 @@ class Network:
         self.heal()
         self.weather = Weather(late=0, left_over=0, lost=0, doubled=0, late_openings=0)
 
+    @property
+    def is_cut(self) -> bool:
+        """Something does not get somewhere."""
+        return bool(self._cut)
+
     def linked(self, source: int, target: int) -> bool:
         """What is sent from one node arrives at the other."""
         return not self._cut or (abs(source), abs(target)) not in self._cut
@@ -126,47 +132,23 @@ class Network:
         A second sending may arrive after the first, and of what changes something one long after
         the call was given up, or its sender ended.
         """
-        waiting = True
-
-        def finish(answer: Any) -> None:
-            nonlocal waiting
-            if waiting and source.alive:
-                waiting = False
-                on_answer(answer)
-
-        def arrive() -> None:
-            if not self.linked(source.address, target):
-                return
-            process = self.processes.get(target)
-            if process is None or not process.alive:
-                self._send(target, source.address, lambda: finish(None))  # Connection refused.
-                return
-            process.serve(
-                method,
-                request,
-                lambda answer: self._send(target, source.address, lambda: finish(answer)),
-            )
-
-        self._send(source.address, target, arrive)
+        call = _Call(self, source, target, (method, request), on_answer)
+        self._send(source.address, target, call.arrive)
         if self._rng.random() < self.weather.doubled:
-            self._send(source.address, target, arrive)
+            self._send(source.address, target, call.arrive)
         if method in _CHANGING and self._rng.random() < self.weather.left_over:
             delay_ms = timeout_ms + self._rng.randint(*self.weather.left_over_ms)
-            self.scheduler.after(delay_ms, arrive, node=abs(target))
-        self.scheduler.after(timeout_ms, lambda: finish(None), node=abs(source.address))
+            self.scheduler.after(delay_ms, call.arrive, node=abs(target))
+        call.timer = self.scheduler.after(timeout_ms, call.finish, node=abs(source.address))
 
     def _send(self, source: int, target: int, arrive: Callable[[], None]) -> None:
+        """``arrive`` looks itself whether the link is whole by then."""
         if self._rng.random() < self.weather.lost:
             return
         delay_ms = self.delay_ms(source, target)
         if self._rng.random() < self.weather.late:
             delay_ms += self._rng.randint(*self.weather.late_ms)
-
-        def land() -> None:
-            if self.linked(source, target):
-                arrive()
-
-        self.scheduler.after(delay_ms, land, node=abs(target))
+        self.scheduler.after(delay_ms, arrive, node=abs(target))
 
     # Streams.
 
@@ -257,6 +239,55 @@ class Network:
                 ends.remove(end)
 
 
+class _Call:
+    """A request that was sent, once or more often, and the first answer to it."""
+
+    __slots__ = (
+        "_method", "_network", "_on_answer", "_request", "_source", "_target", "timer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        network: Network,
+        source: Process,
+        target: int,
+        what: tuple[str, Any],
+        on_answer: Callable[[Any], None],
+    ) -> None:
+        self.timer: Timer | None = None  # None when it is over.
+        self._network = network
+        self._source = source
+        self._target = target
+        self._method, self._request = what
+        self._on_answer = on_answer
+
+    def arrive(self) -> None:
+        """One sending of the request is there, if the link is whole."""
+        network, target = self._network, self._target
+        if not network.linked(self._source.address, target):
+            return
+        process = network.processes.get(target)
+        if process is None or not process.alive:
+            self._answer(None)  # Connection refused.
+        else:
+            process.serve(self._method, self._request, self._answer)
+
+    def _answer(self, answer: Any) -> None:
+        self._network._send(self._target, self._source.address, partial(self._land, answer))
+
+    def _land(self, answer: Any) -> None:
+        if self._network.linked(self._target, self._source.address):
+            self.finish(answer)
+
+    def finish(self, answer: Any = None) -> None:
+        """The answer is there, or the source gives the call up; what comes later is nothing."""
+        timer = self.timer
+        if timer is not None and self._source.alive:
+            self.timer = None
+            timer.cancel()
+            self._on_answer(answer)
+
+
 class End:
     """One end of a stream. ``on_message`` and ``on_broken`` are set by its owner."""
 
@@ -298,13 +329,13 @@ class End:
         self._moving = False
         if not self.queue or self.owner is None or not self.is_open:
             return
-        now_ms = self._network.scheduler.now_ms
         if self.peer.owner is None:
             return  # Not accepted yet; accepting pumps.
-        if not self._network.connected(self.owner.address, self.target):
+        network = self._network
+        if network.is_cut and not network.connected(self.owner.address, self.target):
             if self._stalled_ms < 0:
-                self._stalled_ms = now_ms
-                self.lose(self._network.give_up_ms(), unless=lambda: self._stalled_ms < 0)
+                self._stalled_ms = network.scheduler.now_ms
+                self.lose(network.give_up_ms(), unless=lambda: self._stalled_ms < 0)
             self._moving = True
             self._later(_RETRY_MS, self._arrive)
             return

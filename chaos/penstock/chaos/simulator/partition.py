@@ -88,6 +88,7 @@ class SimulatedPartition:
         self._committed = Waiters()  # acks=all
         self._durable = Waiters()  # acks=1
         self._timer: Timer | None = None
+        self._looks_at_ms = 0  # By the node's clock.
         self._proposing = False
         self.closed = False
 
@@ -303,13 +304,25 @@ class SimulatedPartition:
             self._propose()
 
     def _arm(self) -> None:
+        """See to it that there is a tick when something is due, or a look before that.
+
+        Nearly every event puts off what is due: then the timer stays as it is.
+        """
+        due_ms = self._due_ms()
+        if due_ms is None or (self._timer is not None and self._looks_at_ms <= due_ms):
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        due_ms = self.replica.next_deadline_ms()
-        if due_ms is not None and self.is_leader:
-            self._timer = self.broker.after(due_ms - self.broker.now_ms, self._tick)
+        self._looks_at_ms = due_ms
+        self._timer = self.broker.after(due_ms - self.broker.now_ms, self._look)
 
-    def _tick(self) -> None:
+    def _due_ms(self) -> int | None:
+        return self.replica.next_deadline_ms() if self.is_leader else None
+
+    def _look(self) -> None:
         self._timer = None
-        self.handle(Tick(self.broker.now_ms))
+        due_ms = self._due_ms()
+        if due_ms is not None and due_ms <= self.broker.now_ms:
+            self.handle(Tick(self.broker.now_ms))
+        else:
+            self._arm()

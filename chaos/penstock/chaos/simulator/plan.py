@@ -17,6 +17,10 @@ from penstock.chaos.simulator.faults import (
 
 _ALWAYS: Final = 0.3  # In so many runs everything may go wrong that can.
 _DAMAGED: Final = 0.3  # In so many some logs do not open.
+_QUIET: Final = 0.125  # In so many it is quiet for a while.
+_QUIET_MS: Final = (30_000, 60_000, 120_000)
+_LEAST_EXPIRATION_MS: Final = 15_000
+"""Producers are remembered for longer than anything that they sent is on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Plan:
     that are overtaken; ``left_over``: of those to controllers and of what producers send, the share
     that arrives once more long after its call was given up. ``transactions``: what clients write
     are transactions, and nothing happens by which acknowledged records may be lost;
+    Before the end it is quiet for ``quiet_ms``. Brokers forget producers that were silent for
+    ``producer_expiration_ms``, and delete records that are older than ``retention_ms``; 0 is never.
     ``last_epoch``: of their producers; ``timeout_ms``: of each transaction; ``too_large``: of the
     records by which coordinators take partitions in the share that their log refuses; ``cast``: the
     roles of the clients that write transactions, empty for all of them.
@@ -49,6 +55,9 @@ class Plan:
     timeout_ms: int = 1000
     too_large: float = 0.0
     cast: tuple[str, ...] = ()
+    quiet_ms: int = 0
+    producer_expiration_ms: int = 0
+    retention_ms: int = 0
 
     def __str__(self) -> str:
         unclean = ", unclean elections" if self.unclean else ""
@@ -57,6 +66,9 @@ class Plan:
         what = ", transactions" if self.transactions else ""
         what += f" of {self.last_epoch} epochs" if self.last_epoch < LAST_EPOCH else ""
         what += f" by {', '.join(self.cast)}" if self.cast else ""
+        what += f", quiet for {self.quiet_ms // 1000} s" if self.quiet_ms else ""
+        ages = (("producers", self.producer_expiration_ms), ("records", self.retention_ms))
+        what += "".join(f", {name} gone after {ms // 1000} s" for name, ms in ages if ms)
         return (
             f"{len(self.nodes)} nodes, {self.partitions} partitions, min.insync.replicas "
             f"{min_isr}, flush.policy {self.flush_policy}{unclean}{many}{what}; of "
@@ -65,12 +77,16 @@ class Plan:
 
 
 def draw_plan(
-    rng: Random, damage: Random, only: Collection[str] | None, given: Mapping[str, object]
+    rng: Random,
+    damage: Random,
+    quiet: Random,
+    only: Collection[str] | None,
+    given: Mapping[str, object],
 ) -> Plan:
     """A plan. ``only``: of these kinds of faults; ``given``: instead of what is drawn.
 
     Runs differ in what may go wrong at all: some troubles need that others stay away. Whether logs
-    are damaged is drawn from ``damage``.
+    are damaged is drawn from ``damage``, and whether it is quiet from ``quiet``.
     """
     policy = rng.choice(("commit", "commit", "commit", "commit", "interval", "os"))
     kinds = set(KINDS)
@@ -89,6 +105,7 @@ def draw_plan(
     }
     if given.get("transactions"):
         drawn |= _for_transactions(rng, kinds if only is None else only)
+    drawn |= _for_a_quiet_time(quiet, given)
     return Plan(**{**drawn, **given})  # type: ignore[arg-type]
 
 
@@ -106,4 +123,20 @@ def _for_transactions(rng: Random, kinds: Collection[str]) -> dict[str, object]:
         "timeout_ms": rng.choice((300, 1000, 3000)),
         "last_epoch": rng.choice((LAST_EPOCH, LAST_EPOCH, LAST_EPOCH, 4)),
         "too_large": rng.choice((0.0, 0.0, 0.02)),
+    }
+
+
+def _for_a_quiet_time(rng: Random, given: Mapping[str, object]) -> dict[str, object]:
+    """How long it is quiet, and what ages in that time.
+
+    Records do not where there are transactions: what is left of one must be all of it.
+    """
+    drawn_ms = rng.choice(_QUIET_MS) if rng.random() < _QUIET else 0
+    quiet_ms = int(str(given.get("quiet_ms", drawn_ms)))
+    ages_ms = (0, quiet_ms // 12, quiet_ms // 4)
+    expiration_ms, retention_ms = rng.choice(ages_ms), rng.choice(ages_ms)
+    return {
+        "quiet_ms": quiet_ms,
+        "producer_expiration_ms": expiration_ms and max(expiration_ms, _LEAST_EXPIRATION_MS),
+        "retention_ms": 0 if given.get("transactions") else retention_ms,
     }

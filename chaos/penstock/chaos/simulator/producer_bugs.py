@@ -52,6 +52,17 @@ def _only_who_wrote_last_is_known(self: ProducerStage) -> list[EndedTransaction]
     return ended
 
 
+def _the_forgotten_are_strangers(self: ProducerState, now_ms: int, expiration_ms: int) -> int:
+    gone = [
+        producer
+        for producer, entry in self._entries.items()
+        if now_ms - entry.last_seen_ms >= expiration_ms and producer not in self.transactions
+    ]
+    for producer in gone:
+        del self._entries[producer]
+    return len(gone)
+
+
 def _emptied_behind_deleted_records() -> tuple[Fault, ...]:
     """Producers end, what they wrote is deleted, and a leader begins anew and leads again."""
     faults: list[Fault] = []
@@ -119,5 +130,13 @@ PRODUCER_BUGS: Final[dict[str, Bug]] = {
         _all_is_handed_over,
         ("delete records", "lost disk", "move", "kill leader", "slow network"),
         {**NO_LOSS, "hands_over": True},
+    ),
+    "forgotten-producers-are-strangers": Bug(
+        "who was silent until it was forgotten is refused for ever, as if it had never written",
+        ProducerState,
+        "expire",
+        _the_forgotten_are_strangers,
+        ("restart",),
+        {**NO_LOSS, "quiet_ms": 120_000, "producer_expiration_ms": 10_000, "retention_ms": 0},
     ),
 }

@@ -190,7 +190,7 @@ REPLICATION_BUGS: Final[dict[str, Bug]] = {
         "_deposed",
         _follows_by_the_answer,
         ("move", "late metadata"),
-        {**NO_LOSS, "nodes": (1, 2, 3), "partitions": 1, "min_isr": 1},
+        {**NO_LOSS, "nodes": (1, 2, 3), "partitions": 3, "min_isr": 1},
     ),
     "diverging-log-is-taken-for-a-prefix": Bug(
         "the leader pushes to a follower without comparing their logs (KIP-101)",

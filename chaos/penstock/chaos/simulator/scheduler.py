@@ -14,24 +14,24 @@ _STORY_LINES = 500
 
 
 class Timer:
-    """One event to come."""
+    """One event to come. ``action`` is None when it will not happen."""
 
-    __slots__ = ("action", "cancelled", "node")
+    __slots__ = ("action", "node")
 
     def __init__(self, action: Callable[[], None], node: int) -> None:
-        self.action = action
+        self.action: Callable[[], None] | None = action
         self.node = node
-        self.cancelled = False
 
     def cancel(self) -> None:
         """It will not happen."""
-        self.cancelled = True
+        self.action = None
 
 
 class Scheduler:
     """Runs events in the order of their times; those of one millisecond in an order by chance.
 
-    The chance is that of the seed, so that a run can be repeated event by event.
+    The chance is that of the seed, so that a run can be repeated event by event. ``steps`` counts
+    the events that happened.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -39,19 +39,28 @@ class Scheduler:
         self.steps = 0
         self.story: deque[str] = deque(maxlen=_STORY_LINES)  # What happened last, for people.
         self.held_until_ms: dict[int, int] = {}  # Nodes whose processes do nothing for a while.
-        self._rng = rng
-        self._queue: list[tuple[int, float, int, Timer]] = []
-        self._count = 0
+        self._random = rng.random
+        self._due_ms: list[int] = []  # A heap of the times at which there is something.
+        self._timers: dict[int, list[Timer]] = {}  # By these times.
 
     def after(self, delay_ms: int, action: Callable[[], None], *, node: int = 0) -> Timer:
         """Let ``action`` happen in ``delay_ms`` milliseconds, on a node if it is one's doing."""
         timer = Timer(action, node)
-        self._push(self.now_ms + delay_ms if delay_ms > 0 else self.now_ms, timer)
+        due_ms = self.now_ms + delay_ms if delay_ms > 0 else self.now_ms
+        timers = self._timers.get(due_ms)
+        if timers is None:
+            self._push(due_ms, timer)
+        else:
+            timers.append(timer)
         return timer
 
     def _push(self, due_ms: int, timer: Timer) -> None:
-        self._count += 1
-        heappush(self._queue, (due_ms, self._rng.random(), self._count, timer))
+        timers = self._timers.get(due_ms)
+        if timers is None:
+            self._timers[due_ms] = [timer]
+            heappush(self._due_ms, due_ms)
+        else:
+            timers.append(timer)
 
     def note(self, what: str) -> None:
         """Remember what happened now."""
@@ -59,21 +68,30 @@ class Scheduler:
 
     def run_until(self, end_ms: int, after_step: Callable[[], bool]) -> bool:
         """Let events happen until ``end_ms``, or until ``after_step`` says True; whether it did."""
-        queue, held_until = self._queue, self.held_until_ms
-        while queue and queue[0][0] <= end_ms:
-            due_ms, _, _, timer = heappop(queue)
-            if timer.cancelled:
-                continue
-            if held_until:
-                held_until_ms = held_until.get(timer.node, 0)
-                if held_until_ms > due_ms:
-                    self._push(held_until_ms, timer)
+        due, held_until, draw = self._due_ms, self.held_until_ms, self._random
+        while due and due[0] <= end_ms:
+            due_ms = due[0]
+            timers = self._timers[due_ms]
+            while timers:
+                timer = timers.pop()
+                if timers:  # Any of them is the next: the last one takes the place of that.
+                    place = int(draw() * (len(timers) + 1))
+                    if place < len(timers):
+                        timer, timers[place] = timers[place], timer
+                action = timer.action
+                if action is None:
                     continue
-            self.now_ms = due_ms
-            self.steps += 1
-            timer.action()
-            if after_step():
-                return True
+                if held_until and held_until.get(timer.node, 0) > due_ms:
+                    self._push(held_until[timer.node], timer)
+                    continue
+                self.now_ms = due_ms
+                self.steps += 1
+                action()
+                if after_step():
+                    return True
+            # What an event adds to its own millisecond is in the list by now.
+            del self._timers[due_ms]
+            heappop(due)
         self.now_ms = end_ms
         return False
 
@@ -89,7 +107,8 @@ class Clock:
     @property
     def now_ms(self) -> int:
         """What the clock shows: never less than it ever showed."""
-        self._read_ms = max(self._read_ms, self._scheduler.now_ms + self._ahead_ms)
+        now_ms = self._scheduler.now_ms + self._ahead_ms
+        self._read_ms = max(self._read_ms, now_ms)
         return self._read_ms
 
     def leap(self, by_ms: int) -> None:

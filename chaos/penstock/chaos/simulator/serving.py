@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.wire.errors import ErrorCode, PenstockError
 from penstock.wire.ids import TopicIdPartition
@@ -34,8 +33,7 @@ METHODS: Final = frozenset(
 """What a broker is asked about transactions, by clients and by other brokers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceRequest:
+class ProduceRequest(NamedTuple):
     """Batches for one partition. ``acks`` is 0, 1 or -1, which is all; 0 gets no answer.
 
     ``transactional_id``: of the transaction that they are of, or empty.
@@ -47,8 +45,7 @@ class ProduceRequest:
     transactional_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(NamedTuple):
     """What lies at an offset, if the broker leads in the epoch that the client knows (KIP-320).
 
     ``committed_only``: nothing of transactions that are not decided, and who is aborted.
@@ -61,8 +58,7 @@ class FetchRequest:
     max_bytes: int = 800
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """To a client: an error, or an offset or records. The leader is a hint, -1 when unknown."""
 
     error: ErrorCode | None = None

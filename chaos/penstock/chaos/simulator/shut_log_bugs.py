@@ -70,7 +70,8 @@ SHUT_LOG_BUGS: Final[dict[str, Bug]] = {
         log_copy,
         "may_mend",
         _whenever_another_leads,
-        (DAMAGED_LOG,),
+        (DAMAGED_LOG, "slow disk"),
+        {**NO_LOSS, "nodes": (1, 2, 3), "partitions": 3, "min_isr": 1},
     ),
     "leaders-are-not-read-through": Bug(
         "a log that does not open is dropped without a look at what its leader has",

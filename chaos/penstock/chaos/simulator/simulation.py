@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -23,11 +25,13 @@ from penstock.chaos.simulator.faults import (
     Fault,
     draw_damaged_logs,
     draw_faults,
+    draw_quiet_faults,
     draw_transaction_faults,
 )
 from penstock.chaos.simulator.final_reads import FinalReads
 from penstock.chaos.simulator.history import noting
 from penstock.chaos.simulator.judging import judge_recording
+from penstock.chaos.simulator.pace import Pace
 from penstock.chaos.simulator.plan import Plan, draw_plan
 from penstock.chaos.simulator.recording import Recording
 from penstock.chaos.simulator.scheduler import Scheduler
@@ -43,7 +47,7 @@ from penstock.chaos.simulator.transactions.positions import (
 from penstock.chaos.simulator.transactions.scripts import ScriptPlace
 from penstock.chaos.simulator.transactions.told import Told
 from penstock.chaos.simulator.transactions.workload import TransactionalClients
-from penstock.chaos.simulator.workload import ClientPlace
+from penstock.chaos.simulator.workload import NEVER_MS, ClientPlace
 from penstock.chaos.verdict import Valid, Verdict, compose
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.v1 import cluster_pb2
@@ -51,6 +55,8 @@ from penstock.wire.ids import TopicId, TopicIdPartition
 from penstock.wire.transactional_ids import coordinating_key
 
 FAULTS_UNTIL_MS: Final = 12_000
+AFTER_QUIET_MS: Final = 3_000
+"""For so long there is load again after a quiet time, before all faults are over."""
 ASK_AGAIN_MS: Final = 500
 RECOVERY_MS: Final = 30_000
 STATE_PARTITIONS: Final = 2
@@ -58,6 +64,7 @@ STATE_PARTITIONS: Final = 2
 STATE_TOPIC_ID: Final = TopicId(b"transaction-logs")
 
 FINAL_READS_MS: Final = 20_000
+_COLLECTED_AFTER: Final = 50_000  # So many new objects.
 _MOST_BROKEN: Final = 1000
 """Then a recorded run ends: what is broken by now is enough."""
 
@@ -90,6 +97,7 @@ class Report:
     def replay(self) -> str:
         """The command that repeats the run; with --story it tells what happened."""
         what = " --transactions" if self.plan.transactions else ""
+        what += f" --quiet-for {self.plan.quiet_ms // 1000}" if self.plan.quiet_ms else ""
         return f"python -m penstock.chaos.simulator --seed {self.seed}{what}"
 
     @property
@@ -116,6 +124,7 @@ class Report:
             "leaderships": self.leaderships,
             "elections with allowed loss": self.losses,
             "of what an unharmed disk had": self.passed_over,
+            "runs with a quiet time": int(self.plan.quiet_ms > 0),
             f"runs with flush.policy {self.plan.flush_policy}": 1,
             "runs with unclean elections": int(self.plan.unclean),
             "runs with too many producers": int(not self.plan.hands_over),
@@ -170,7 +179,8 @@ class Simulation:
         self.seed = seed
         self._rng = Chance(f"{seed}/cluster")
         damage = Chance(f"{seed}/damaged logs")
-        self.plan = draw_plan(self._rng, damage, only, given or {})
+        quiet = Chance(f"{seed}/quiet")
+        self.plan = draw_plan(self._rng, damage, quiet, only, given or {})
         chance = Chance(f"{seed}/faults")
         drawn = draw_faults(chance, self.plan.nodes, until_ms=FAULTS_UNTIL_MS, only=self.plan.kinds)
         if DAMAGED_LOG in self.plan.kinds:
@@ -187,6 +197,14 @@ class Simulation:
             of_its_own = Chance(f"{seed}/faults of {', '.join(sorted(often))}")
             drawn += draw_faults(of_its_own, self.plan.nodes, until_ms=FAULTS_UNTIL_MS, only=often)
             drawn.sort(key=lambda fault: fault.at_ms)
+        if self.plan.quiet_ms:
+            drawn += draw_quiet_faults(
+                quiet,
+                self.plan.nodes,
+                from_ms=FAULTS_UNTIL_MS,
+                for_ms=self.plan.quiet_ms,
+                only=self.plan.kinds,
+            )
         self.faults = drawn if faults is None else list(faults)
         self.scheduler = Scheduler(Chance(f"{seed}/order"))
         self.cluster = Cluster(seed, self.plan, self.scheduler, self._on_entry)
@@ -199,6 +217,7 @@ class Simulation:
             end_producer=lambda: self._workload.end_one(self._rng),
             hold_up=lambda for_ms: self._workload.hold_up_one(self._rng, for_ms),
         )
+        self.pace = Pace(self.scheduler, transactions=self.plan.transactions)
         self.history = History()
         self.recording = Recording(self.scheduler, kept=recorded)
         self._told = Told(self.recording)
@@ -216,6 +235,8 @@ class Simulation:
             recording=self.recording,
             brokers=self.plan.nodes,
             new_producer_id=lambda: next(producer_ids),
+            pace=self.pace,
+            patience_ms=self.plan.producer_expiration_ms // 2 or NEVER_MS,
         )
         if not self.plan.transactions:
             return EachPartition(place)
@@ -243,6 +264,7 @@ class Simulation:
             brokers=self.plan.nodes,
             coordinator_of=self._coordinator_of,
             topic_of=self._topic_of,
+            pace=self.pace,
         )
 
     def _coordinator_of(self, transactional_id: str) -> TopicIdPartition:
@@ -261,6 +283,13 @@ class Simulation:
     def run(self) -> Report:
         """Run to the end, or to the first broken promise."""
         report = Report(self.seed, self.plan, self.faults)
+        with _seldom_collected():
+            self._run_whole(report)
+        if self._noted:
+            report.violation = str(self._noted[0])
+        return report
+
+    def _run_whole(self, report: Report) -> None:
         if self.recording.kept:
             with noting() as self._noted:
                 self._attempt(self._run)
@@ -270,9 +299,6 @@ class Simulation:
         else:
             self._attempt(self._run)
             self._sum_up(report)
-        if self._noted:
-            report.violation = str(self._noted[0])
-        return report
 
     def _attempt(self, run: Callable[[], None]) -> None:
         try:
@@ -336,11 +362,21 @@ class Simulation:
         for fault in self.faults:
             self.scheduler.after(fault.at_ms, partial(self._strike, fault))
         self._advance(self.scheduler.now_ms + FAULTS_UNTIL_MS, self._after_step)
+        self._be_quiet()
         self._workload.judge()
         self._heal()
         self._until("everything is in order again", RECOVERY_MS, self._all_in_order)
         self.checkers.at_rest(self.cluster.hosted())
         self._workload.at_rest()
+
+    def _be_quiet(self) -> None:
+        if not self.plan.quiet_ms:
+            return
+        self.scheduler.note("it is quiet")
+        self.pace.be_quiet(self.plan.quiet_ms)
+        self._advance(self.scheduler.now_ms + self.plan.quiet_ms, self._after_step)
+        self.scheduler.note("there is load again")
+        self._advance(self.scheduler.now_ms + AFTER_QUIET_MS, self._after_step)
 
     def _strike(self, fault: Fault) -> None:
         if self._faulty:
@@ -459,6 +495,17 @@ class Simulation:
                 f"{log.durable_offset}/{log.log_end_offset}, isr {sorted(replica.isr)}"
             )
         return "; ".join([*parts, self._workload.state()])
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """A run makes many objects and few cycles: looking for those costs a twentieth of its time."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECTED_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _broken(error: Exception) -> Violation:

@@ -20,6 +20,11 @@ TOPIC: Final = "simulated"
 SECOND_TOPIC: Final = "fleeting"
 REPLICATION_FACTOR: Final = 3
 _MAX_PARTITIONS: Final = 4
+_LEAP_MS: Final = 2500
+_SLOW_MS: Final = 2500
+"""How far clocks leap, and how slow disks and networks get, goes by how long the fault lasts; what
+lasts for minutes is no worse than this.
+"""
 _OF_A_NODE: Final = (
     "stall",
     "late metadata",
@@ -155,9 +160,9 @@ class Strikes:
                 if node.broker is not None:
                     node.broker.act_late(fault.for_ms)
             case "clock":
-                node.clock.leap(self._rng.choice((1, -1)) * fault.for_ms)
+                node.clock.leap(self._rng.choice((1, -1)) * min(fault.for_ms, _LEAP_MS))
             case "slow disk":
-                node.disk.slow_ms = fault.for_ms // 3
+                node.disk.slow_ms = min(fault.for_ms, _SLOW_MS) // 3
                 scheduler.after(fault.for_ms, node.disk.hurry)
             case "failed flush":
                 node.disk.flush_fails = True
@@ -202,7 +207,8 @@ class Strikes:
             return
         self._cluster.scheduler.after(fault.for_ms, network.heal)
         if fault.kind == "slow network":
-            network.slow_ms.update(dict.fromkeys(fault.nodes, fault.for_ms // 10))
+            slow_ms = min(fault.for_ms, _SLOW_MS) // 10
+            network.slow_ms.update(dict.fromkeys(fault.nodes, slow_ms))
         elif fault.kind == "one way":
             network.cut(*fault.nodes)
         else:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from penstock.chaos.simulator.checkers import Checkers, check
 from penstock.chaos.simulator.network import End, Network
+from penstock.chaos.simulator.pace import Pace
 from penstock.chaos.simulator.recording import Append, Poll, Recording, refusal
 from penstock.chaos.simulator.scheduler import Scheduler
 from penstock.chaos.simulator.serving import ACKS_ALL, Answer, FetchRequest, ProduceRequest
@@ -21,15 +22,25 @@ from penstock.wire.records import RecordData, decode_batch, encode_batch, iter_b
 _TIMEOUT_MS: Final = 600
 _IN_FLIGHT: Final = 5  # Batches from the first unacknowledged one on: brokers remember as many.
 _PATIENCE: Final = 5
+_MISPLACED_MS: Final = 3_500  # More than twice the time of a lease.
+NEVER_MS: Final = 10**12
 _LOST_PLACE: Final = (
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
 )
+_OF_THE_LEADER: Final = (
+    *_LOST_PLACE,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+)
+"""Who refuses with these leads: to look for another leader is of no use."""
+_HASTY_RETRIES: Final = 0.1
+"""Of the batches that came before their turn: these are sent again before it has come."""
 
 
 @dataclass(slots=True)
 class ClientPlace:
-    """What clients stand on."""
+    """What clients stand on. ``patience_ms``: how long a producer tries to have a batch taken."""
 
     scheduler: Scheduler
     network: Network
@@ -38,6 +49,8 @@ class ClientPlace:
     recording: Recording
     brokers: tuple[int, ...]
     new_producer_id: Callable[[], int]
+    pace: Pace
+    patience_ms: int = NEVER_MS
 
 
 class Client:
@@ -51,6 +64,7 @@ class Client:
         self.leader = -1
         self.leader_epoch = -1
         self.stopped = False
+        self._looks = False  # For the leader, or will in a moment.
 
     def stop(self) -> None:
         """Begin nothing new."""
@@ -83,11 +97,21 @@ class Client:
         if answer.leader_epoch > self.leader_epoch:
             self.leader, self.leader_epoch = answer.leader, answer.leader_epoch
 
-    def find_leader(self) -> None:
-        """Ask some broker who leads."""
+    def find_leader(self, within_ms: int = 0) -> None:
+        """Ask some broker who leads, now or within some time. Once, however many want to know."""
+        if self._looks:
+            return
+        self._looks = True
+        if within_ms:
+            self.after(0, within_ms, self._ask_who_leads)
+        else:
+            self._ask_who_leads()
+
+    def _ask_who_leads(self) -> None:
         target = self.place.rng.choice(self.place.brokers)
 
         def answered(answer: Answer | None) -> None:
+            self._looks = False
             if answer is not None:
                 self.take_hint(answer)
 
@@ -97,7 +121,17 @@ class Client:
 
     def after(self, low_ms: int, high_ms: int, action: Callable[[], None]) -> None:
         """Do something in a while."""
-        delay_ms = self.place.rng.randint(low_ms, high_ms)
+        self._later(self.place.rng.randint(low_ms, high_ms), action)
+
+    def rest(self, low_ms: int, high_ms: int, action: Callable[[], None]) -> None:
+        """Do something new after a while, as long as it is quiet after a longer one."""
+        self._later(self.place.pace.rest_ms(self.place.rng, low_ms, high_ms), action)
+
+    def again(self, low_ms: int, high_ms: int, action: Callable[[], None]) -> None:
+        """Try something again after a while, as long as it is quiet after a longer one."""
+        self._later(self.place.pace.again_ms(self.place.rng, low_ms, high_ms), action)
+
+    def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
         self.place.scheduler.after(delay_ms, lambda: action() if self.alive else None)
 
 
@@ -109,7 +143,9 @@ class _Pending:
     values: list[bytes]
     records: bytes
     recorded: Append
-    sent: bool = False
+    until_ms: int  # Then it is given up.
+    misplaced_ms: int = -1  # Since when all that is said of it is that it is not the next.
+    sent: bool = False  # And not to be sent again as soon as those before it are there.
 
 
 @dataclass(slots=True)
@@ -157,7 +193,7 @@ class Producer(Client):
         if not pending or self._identity.batches - pending[0].number < _IN_FLIGHT:
             self._new_batch()
             self._send_all()
-        self.after(5, 60, self._produce)
+        self.rest(10, 90, self._produce)
 
     def _new_batch(self) -> None:
         identity = self._identity
@@ -179,7 +215,8 @@ class Producer(Client):
             process=who,
             acks="all" if self.acks == ACKS_ALL else str(self.acks),
         )
-        identity.pending.append(_Pending(identity.batches, values, records, recorded))
+        until_ms = self.place.scheduler.now_ms + self.place.patience_ms
+        identity.pending.append(_Pending(identity.batches, values, records, recorded, until_ms))
         identity.batches += 1
         identity.next_sequence += len(values)
 
@@ -207,17 +244,46 @@ class Producer(Client):
             pending.recorded.acknowledged(answer.base_offset)
             if self.acks == ACKS_ALL:
                 self.place.checkers.acknowledged_all(self.key, answer.base_offset, pending.values)
+            self._send_all()
             return
         if answer is not None:
             self.take_hint(answer)
+        now_ms = self.place.scheduler.now_ms
+        if answer is None or answer.error not in _LOST_PLACE or not was_first:
+            pending.misplaced_ms = -1
+        elif pending.misplaced_ms < 0:
+            pending.misplaced_ms = now_ms
         if answer is not None and answer.error in _LOST_PLACE and was_first:
             identity.lost_place += 1
             may_be = self.acks != ACKS_ALL or self.place.checkers.may_have_lost(self.key)
             if identity.lost_place >= _PATIENCE and may_be:
                 self._identity = _Identity(self.place.new_producer_id())
                 return
-        self.after(0, 30, self.find_leader)
-        self.after(20, 100, lambda: self._again(identity, pending))
+        if now_ms >= pending.until_ms:
+            self._check_place(pending)
+            # As a producer of production does it: whether it is there nobody knows, so what comes
+            # next is not to be compared with it.
+            self._identity = _Identity(self.place.new_producer_id())
+            return
+        if answer is None or answer.error not in _OF_THE_LEADER:
+            self.find_leader(30)
+        is_early = answer is not None and answer.error in _LOST_PLACE
+        waits = is_early and identity.pending[0] is not pending
+        if waits and self.place.rng.random() >= _HASTY_RETRIES:
+            pending.sent = False  # It is sent again once one of those before it is there.
+        else:
+            self.again(20, 100, lambda: self._again(identity, pending))
+
+    def _check_place(self, pending: _Pending) -> None:
+        """Who has lost nothing is not refused for longer than a former leader may answer."""
+        since_ms = pending.misplaced_ms
+        check(
+            self.acks != ACKS_ALL
+            or self.place.checkers.may_have_lost(self.key)
+            or not 0 <= since_ms < self.place.scheduler.now_ms - _MISPLACED_MS,
+            f"{self.key.partition}: producer {self.address} is told since {since_ms} ms that the "
+            "first batch that it was not told is there is not the next one",
+        )
 
     def _again(self, identity: _Identity, pending: _Pending) -> None:
         if identity is self._identity and pending in identity.pending:
@@ -263,7 +329,7 @@ class HastyProducer(Client):
         elif self._stream is not None:
             self._stream.close()
             self._broken()
-        self.after(5, 90, self._produce)
+        self.rest(10, 130, self._produce)
 
     def _broken(self) -> None:
         self._stream = None
@@ -306,7 +372,7 @@ class Reader(Client):
                     self._skip_deleted()
                 self.take_hint(answer)
             self.find_leader()
-            self.after(20, 100, self._fetch)
+            self.again(20, 100, self._fetch)
             return
         before = self._high_watermarks.get(leader_epoch, 0)
         check(
@@ -329,7 +395,7 @@ class Reader(Client):
                         if record.offset >= began
                     ]
         recorded.given(given, self.offset, answer.high_watermark)
-        self.after(10, 60, self._fetch)
+        self.rest(10, 60, self._fetch)
 
     def _skip_deleted(self) -> None:
         committed = self.place.checkers.log_of(self.key)

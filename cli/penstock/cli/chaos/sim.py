@@ -51,6 +51,16 @@ def sim(
             "`none` for none.",
         ),
     ] = "",
+    quiet_for: Annotated[
+        int | None,
+        typer.Option(
+            "--quiet-for",
+            min=0,
+            metavar="SECONDS",
+            help="For how long clients do little before the end, in virtual time; else one seed in "
+            "eight has a minute or so.",
+        ),
+    ] = None,
     shrink: Annotated[
         bool,
         typer.Option(
@@ -74,11 +84,11 @@ def sim(
     _check_workload(workload)
     chosen = _numbers(faults)
     known = _known_bug(bug)
-    runs = _Runs(workload, bug, known, chosen)
+    runs = _Runs(workload, bug, known, chosen, quiet_for)
     broken: list[int] = []
     verdicts: Counter[str] = Counter()
     virtual_ms = 0
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     with known.planted() if known else nullcontext():
         for seed in range(first, first + seeds):
             result = runs.run(seed)
@@ -96,14 +106,19 @@ def sim(
             if story:
                 print("\n".join(result.story))
             print(result.told(command))
-    seconds = time.perf_counter() - began
+    seconds, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
+    speed = virtual_ms / 1000 / max(cpu_s, 0.001)
     summary = f"{seeds} seeds in {seconds:.1f} s, {len(broken)} broke a promise"
     if settings.as_json:
         summed = {"seeds": seeds, "broken": broken, "seconds": round(seconds, 1)}
-        print_json({**summed, "virtual_seconds": virtual_ms // 1000, "verdicts": verdicts})
+        summed |= {"cpu_seconds": round(cpu_s, 1), "virtual_seconds": virtual_ms // 1000}
+        print_json({**summed, "verdicts": verdicts})
     else:
         told = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items()))
-        report(f"{virtual_ms // 1000} virtual seconds; what clients saw is judged: {told}")
+        report(
+            f"{virtual_ms // 1000} virtual seconds, {speed:.0f} a second of CPU time; "
+            f"what clients saw is judged: {told}"
+        )
         report(summary + (f": {', '.join(map(str, broken[:20]))}" if broken else ""))
     if broken:
         raise typer.Exit(EXIT_FAILED)
@@ -111,12 +126,15 @@ def sim(
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Runs of one workload, with or without a known bug. ``places``: of the faults these alone."""
+    """Runs of one workload, with or without a known bug. ``places``: of the faults these alone;
+    ``quiet_for``: so many seconds, or as a seed draws.
+    """
 
     workload: str
     bug: str
     known: Bug | None
     places: Sequence[int] | None
+    quiet_for: int | None = None
 
     def run(self, seed: int) -> Report:
         """One seed."""
@@ -132,6 +150,8 @@ class _Runs:
 
         known, named = self.known, WORKLOADS[self.workload]
         given = {**(known.given if known else {}), **named.given}
+        if self.quiet_for is not None:
+            given["quiet_ms"] = self.quiet_for * 1000
         if faults is None and known is not None:
             faults = known.faults
         kinds = known.shown_by if known else None
@@ -155,6 +175,7 @@ class _Runs:
                 places.append(str(place))
         command = f"penstock chaos sim --workload {self.workload} --first {result.seed} --seeds 1"
         bug = f" --bug {self.bug}" if self.bug else ""
+        bug += f" --quiet-for {self.quiet_for}" if self.quiet_for is not None else ""
         return f"{command}{bug} --faults {','.join(places) or 'none'} --story"
 
 

@@ -15,6 +15,7 @@ from penstock.chaos.simulator.transactions.producer import (
 )
 from penstock.chaos.simulator.transactions.reading import WHOLE_LOG_BYTES, Cursor
 from penstock.chaos.simulator.transactions.scripts import (
+    Rest,
     Script,
     ScriptedProcess,
     ScriptPlace,
@@ -139,7 +140,7 @@ class Transfers(Actor):
         producer = self._producer()
         yield from producer.start()
         while not self.stopped:
-            yield Sleep(5, 80)
+            yield Rest(5, 80)
             yield from producer.renew()
             producer.begin()
             if not self.contradicts or self.rng.random() >= _EMPTY:
@@ -178,7 +179,7 @@ class Processor(Actor):
         source, target = Cursor(self, pair[number % 2]), pair[(number + 1) % 2]
         source.offset = yield from self._position(target)
         while not self.stopped:
-            yield Sleep(5, 60)
+            yield Rest(5, 60)
             at = source.offset
             records, _ = yield from source.fetch()
             taken = records[: self.rng.randint(1, 3)]
@@ -217,7 +218,7 @@ class Person(Actor):
 
     def _session(self) -> Script:
         while not self.stopped:
-            yield Sleep(50, 1500)
+            yield Rest(50, 1500)
             name = self.rng.choice(self.stage.names)
             request = transactions_pb2.AbortTransactionRequest(transactional_id=name)
             yield from self.ask(self.place.coordinator_of(name), "abort transaction", request)
@@ -233,7 +234,7 @@ class Driver(Actor):
 
     def _session(self) -> Script:
         while not self.stopped:
-            yield Sleep(10, 150)
+            yield Rest(10, 150)
             last = yield from self._last_committed()
             winners = yield from self._have_done(last + 1)
             if winners:

@@ -18,6 +18,7 @@ from penstock.chaos.simulator.transactions.positions import (
 from penstock.chaos.simulator.transactions.producer import MustAbort, TransactionalProducer
 from penstock.chaos.simulator.transactions.reading import Cursor
 from penstock.chaos.simulator.transactions.scripts import (
+    Rest,
     Script,
     ScriptedProcess,
     Sleep,
@@ -108,7 +109,7 @@ class Worker(Actor):
         for _ in range(self.rng.randint(*_ROUNDS)):
             if self.stopped:
                 break
-            yield Sleep(5, 60)
+            yield Rest(5, 60)
             _poll(member, held)
             yield from self._take_over(member, held)
             yield from self._process(producer, member, held)
@@ -213,7 +214,7 @@ class Onlooker(Actor):
 
     def _session(self) -> Script:
         while not self.stopped:
-            yield Sleep(10, 200)
+            yield Rest(10, 200)
             key = self.rng.choice(self.stage.partitions())
             yield from ask_position(self, self.stage.topic, key, None)
         yield Sleep(_AT_LAST_MS, _AT_LAST_MS)

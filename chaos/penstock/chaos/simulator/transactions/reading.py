@@ -10,10 +10,10 @@ from penstock.chaos.simulator.serving import Answer, FetchRequest
 from penstock.chaos.simulator.transactions.history import Seen
 from penstock.chaos.simulator.transactions.observer import Observer
 from penstock.chaos.simulator.transactions.scripts import (
+    Rest,
     Script,
     ScriptedProcess,
     ScriptPlace,
-    Sleep,
 )
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.markers import MarkerType, marker_type
@@ -103,7 +103,7 @@ class CommittedReader(ScriptedProcess):
                     self.place.checkers.read += 1
                     values = tuple(bytes(record.value or b"") for record in records)
                     self.note(Seen(AUDIENCE, self.key, values))
-            yield Sleep(10, 60)
+            yield Rest(10, 60)
 
     def _check_stable(self, leader_epoch: int, answer: Answer) -> None:
         """In a leader epoch it does not go back, and it is where the oldest transaction begins that

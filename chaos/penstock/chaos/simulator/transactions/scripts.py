@@ -1,8 +1,9 @@
 """Processes of clients whose doings are written down one after the other, as generators.
 
 A script yields what it waits for: ``Ask`` gets the answer, or None when there was none in time;
-``Sleep`` gets nothing. Several scripts of one process go on beside each other. A process that is
-held up (``pause``) does nothing for a while and then goes on as if nothing had been.
+``Sleep`` and ``Rest`` get nothing. Several scripts of one process go on beside each other. A
+process that is held up (``pause``) does nothing for a while and then goes on as if nothing had
+been.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from penstock.chaos.simulator.checkers import Checkers
 from penstock.chaos.simulator.network import End, Network
+from penstock.chaos.simulator.pace import Pace
 from penstock.chaos.simulator.scheduler import Scheduler, Timer
 from penstock.chaos.simulator.serving import Answer
 from penstock.chaos.simulator.transactions.history import Event, History
@@ -41,6 +43,10 @@ class Sleep:
     high_ms: int
 
 
+class Rest(Sleep):
+    """The time between two pieces of work: as long as it is quiet a longer one."""
+
+
 Script = Generator[Ask | Sleep, Any, Any]
 
 
@@ -61,6 +67,7 @@ class ScriptPlace:
     brokers: tuple[int, ...]
     coordinator_of: Callable[[str], TopicIdPartition]
     topic_of: Callable[[TopicIdPartition], str]
+    pace: Pace
 
 
 def error_of(answer: Any) -> ErrorCode | None:
@@ -138,7 +145,10 @@ class ScriptedProcess:
             finished()
             return
         if isinstance(step, Sleep):
-            delay_ms = self.place.rng.randint(step.low_ms, step.high_ms)
+            if isinstance(step, Rest):
+                delay_ms = self.place.pace.rest_ms(self.place.rng, step.low_ms, step.high_ms)
+            else:
+                delay_ms = self.place.rng.randint(step.low_ms, step.high_ms)
             self.later(delay_ms, lambda: self._go_on(script, None, finished))
             return
         self.place.network.call(
