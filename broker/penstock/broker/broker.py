@@ -38,10 +38,10 @@ from penstock.broker.replication.reporting import REPORTS_SINCE
 from penstock.broker.replication.servicer import ReplicationServicer
 from penstock.broker.retention import Retention
 from penstock.broker.scrubber import Scrubber
+from penstock.broker.service import limits
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
-from penstock.broker.service.limits import client_port_options, unsent_answers
 from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
@@ -53,6 +53,7 @@ from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import CleanerSettings, FlushPolicy, LogSettings
+from penstock.raft_meta.arriving import Arrivals
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.credentials import NodeTls
@@ -351,9 +352,11 @@ class Broker:
                 next_step="set tls.ca, tls.certificate and tls.key, or see that the network keeps "
                 "strangers out",
             )
-        server = aio.server(options=client_port_options(self._config))
+        server = aio.server(options=limits.client_port_options(self._config))
         # Not all of a server: what the generated code calls.
-        guarded: Any = Guarded(server, meter=self._metrics.traffic)
+        unfinished = limits.unfinished_requests(self._config, self._metrics)
+        self._undo.append(unfinished.stop)
+        guarded: Any = Guarded(server, meter=self._metrics.traffic, arrivals=unfinished.call)
         self._metadata = MetadataServicer(
             self._config.node_id,
             self._image,
@@ -361,9 +364,10 @@ class Broker:
             self._link.require_founded,
             self._replicas.why_out_of_sync,
         )
-        unsent = unsent_answers(self._config, self._metrics)
+        unsent = limits.unsent_answers(self._config, self._metrics)
         self._undo.append(unsent.stop)
-        add_log_servicer(LogServicer(self._replicas, self._image, self._metrics, unsent), guarded)
+        servicer = LogServicer(self._replicas, self._image, self._metrics, unsent, unfinished.call)
+        add_log_servicer(servicer, guarded)
         self._add_replication(
             server,
             replication_pb2.LocateResponse(
@@ -371,6 +375,7 @@ class Broker:
                 frames_port=(frames_port := await self._listen_for_frames()),
                 marks_in_frames=frames_port > 0,
             ),
+            unfinished.call,
         )
         metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, guarded)
         coordinators = self._coordinators
@@ -449,9 +454,14 @@ class Broker:
         log.info("listening for frames", address=format_address(host, port))
         return port
 
-    def _add_replication(self, server: aio.Server, located: replication_pb2.LocateResponse) -> None:
+    def _add_replication(
+        self,
+        server: aio.Server,
+        located: replication_pb2.LocateResponse,
+        arrivals: Arrivals | None = None,
+    ) -> None:
         nodes_only = NodesOnly(self._authentication, open_methods=frozenset({"Locate"}))
-        guarded: Any = Guarded(server, nodes_only, self._metrics.traffic)
+        guarded: Any = Guarded(server, nodes_only, self._metrics.traffic, arrivals)
         replication_pb2_grpc.add_ReplicationServicer_to_server(
             ReplicationServicer(
                 self._replicas,
@@ -461,7 +471,9 @@ class Broker:
             ),
             guarded,
         )
-        coordination: Any = Guarded(server, NodesOnly(self._authentication), self._metrics.traffic)
+        coordination: Any = Guarded(
+            server, NodesOnly(self._authentication), self._metrics.traffic, arrivals
+        )
         coordination_pb2_grpc.add_CoordinationServicer_to_server(
             CoordinationServicer(
                 self._config.node_id,

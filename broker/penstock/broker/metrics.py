@@ -113,6 +113,11 @@ class BrokerMetrics:
             "Connections that were closed since their clients took nothing of their answers",
             registry=self.registry,
         )
+        self._overfull_clients = Counter(
+            "penstock_overfull_clients",
+            "Connections that were closed since their clients sent too much of requests in part",
+            registry=self.registry,
+        )
         for transport in ("frames", "grpc"):
             self._streams.labels(transport=transport)
 
@@ -137,6 +142,18 @@ class BrokerMetrics:
     def client_stalled(self) -> None:
         """Count a connection that was closed: its client takes nothing."""
         self._stalled_clients.inc()
+
+    def watch_unfinished(self, total_bytes: Callable[[], int]) -> None:
+        """Show what clients have sent in part, asked in the metrics' own thread. Once."""
+        Gauge(
+            "penstock_unfinished_bytes",
+            "Bytes of requests that clients have sent in part",
+            registry=self.registry,
+        ).set_function(total_bytes)
+
+    def client_overfull(self) -> None:
+        """Count a connection that was closed: it sent too much in part."""
+        self._overfull_clients.inc()
 
     def watch_fenced(self, may_serve: Callable[[], bool]) -> None:
         """Show whether this broker may serve, asked in the metrics' own thread. Once."""

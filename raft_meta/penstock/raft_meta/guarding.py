@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from penstock.raft_meta import tracing
+from penstock.raft_meta.arriving import Arrivals, CountedStream, counting
 from penstock.raft_meta.authentication import Peer, PeerAuthentication, Refusal
 from penstock.raft_meta.metering import Meter, Unmetered
 
@@ -91,6 +92,7 @@ class Guarded:
     takes a stream and yields its answers must use ``refusing_malformed`` itself, and tell the
     ``meter`` itself, unless it is for nodes only: there each message passes through here, and its
     speaker is checked. Calls with a ``traceparent`` are of that trace (penstock.raft_meta.tracing).
+    ``arrivals`` is told of all requests, but again of those of such a method for whoever calls.
     """
 
     def __init__(
@@ -98,9 +100,11 @@ class Guarded:
         server: aio.Server,
         nodes_only: NodesOnly | None = None,
         meter: Meter | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self._server = server
         self._nodes_only = nodes_only
+        self._arrivals = arrivals
         self._meter = Unmetered() if meter is None else meter
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
@@ -123,7 +127,11 @@ class Guarded:
             door = _Door(full_name, only.authentication, only.speakers.get(name))
         else:
             door = _Door(full_name, None, None)
-        return _guarded(handler, door, self._meter)
+        guarded = _guarded(handler, door, self._meter)
+        # Streams that are answered by what they yield, and are for whoever calls, come as they are.
+        if self._arrivals is None or guarded is handler:
+            return guarded
+        return counting(guarded, self._arrivals)
 
 
 class _Methods(_GenericHandler):
@@ -137,6 +145,8 @@ class _Methods(_GenericHandler):
         handler = self._handlers.get(handler_call_details.method)
         if handler is None:
             return None
+        if isinstance(handler, CountedStream):
+            handler = handler.of_one_call()
         traceparent = tracing.carried(handler_call_details.invocation_metadata)
         return _traced(handler, traceparent) if traceparent else handler
 

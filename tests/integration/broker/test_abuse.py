@@ -21,6 +21,7 @@ import grpc
 import psutil
 import pytest
 
+from penstock.cli.certificates import Authority
 from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -43,6 +44,7 @@ pytestmark = pytest.mark.integration
 
 MIB = 1024 * 1024
 UNSENT_MAX = 64 * MIB
+UNFINISHED_MAX = 128 * MIB
 ABUSED, HONEST = "abused", "honest"
 REFUSED_STREAM = 7
 
@@ -54,15 +56,16 @@ def tell(figures: str) -> None:
 class Abused(Cluster):
     """One node with an HTTP port, small limits, and a topic of 24 MiB."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, authority: Authority | None = None) -> None:
         [self.http_port] = free_ports(1)
         settings = {
             "metrics.listen": f"127.0.0.1:{self.http_port}",
             "unsent.max.bytes": UNSENT_MAX,
             "unsent.connection.max.bytes": UNSENT_MAX // 2,
             "unsent.stalled.ms": 12_000,
+            "unfinished.max.bytes": UNFINISHED_MAX,
         }
-        super().__init__(directory, 1, settings)
+        super().__init__(directory, 1, settings, authority)
         self.node = self.nodes[1]
 
     @property

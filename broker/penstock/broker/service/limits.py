@@ -7,6 +7,8 @@ from functools import partial
 from penstock.broker.config import NodeConfig
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.service.closing import close_connection
+from penstock.broker.service.sockets import accepted, can_tell
+from penstock.broker.service.unfinished import Unfinished
 from penstock.broker.service.unsent import Unsent, UnsentLimits
 from penstock.wire.transport import SERVER_OPTIONS, Option, parse_address
 
@@ -34,3 +36,13 @@ def unsent_answers(config: NodeConfig, metrics: BrokerMetrics) -> Unsent:
     )
     metrics.watch_unsent(lambda: unsent.total_bytes)
     return unsent
+
+
+def unfinished_requests(config: NodeConfig, metrics: BrokerMetrics) -> Unfinished:
+    """What keeps requests in part within bounds, where the system lets it. On the running loop."""
+    port = parse_address(config.broker_listen)[1]
+    unfinished = Unfinished(config.unfinished_max_bytes, partial(accepted, port), metrics)
+    if can_tell():
+        metrics.watch_unfinished(lambda: unfinished.total_bytes)
+        unfinished.start()
+    return unfinished

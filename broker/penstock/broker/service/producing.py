@@ -163,8 +163,10 @@ class ProduceStream:
         producing: Producing,
         requests: AsyncIterator[Laden[log_pb2.ProduceRequest]],
         observe: Callable[[float], None] = lambda _seconds: None,
+        arrived: Callable[[int], object] = int,
     ) -> None:
         self._observe = observe  # Told for each request the seconds until its answer.
+        self._arrived = arrived  # ... and its size, once it is whole.
         self._producing = producing
         self._requests = requests
         self._answers: asyncio.Queue[log_pb2.ProduceResponse | BaseException | None] = (
@@ -190,6 +192,7 @@ class ProduceStream:
     async def _read(self) -> None:
         try:
             async for request in self._requests:
+                self._arrived(request.parsed_bytes)
                 await self._slots.acquire()
                 self._pending += 1
                 answer = partial(self._answered, request.message.acks, perf_counter())
