@@ -131,8 +131,9 @@ class Producing:
         outcome: AppendInfo | BaseException,
     ) -> log_pb2.ProducePartitionResult:
         if isinstance(outcome, AppendInfo):
-            count = 0 if outcome.duplicate else outcome.last_offset - outcome.base_offset + 1
-            self._metrics.traffic.produced(where.topic, size_bytes, count)
+            if not outcome.duplicate:  # It was counted when it was appended.
+                count = outcome.last_offset - outcome.base_offset + 1
+                self._metrics.traffic.produced(where.topic, size_bytes, count)
             return log_pb2.ProducePartitionResult(
                 partition=where,
                 base_offset=outcome.base_offset,
