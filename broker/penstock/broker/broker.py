@@ -44,6 +44,7 @@ from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.metadata import MetadataServicer
+from penstock.broker.service.taken import Taken
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.shut_logs import ShutLogs
 from penstock.broker.stand_ins import StandIns
@@ -57,7 +58,6 @@ from penstock.raft_meta.arriving import Arrivals
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.credentials import NodeTls
-from penstock.raft_meta.exposure import is_loopback
 from penstock.raft_meta.guarding import Guarded, NodesOnly
 from penstock.raft_meta.listening import bind
 from penstock.raft_meta.tls_contexts import TlsContexts
@@ -345,17 +345,13 @@ class Broker:
 
     async def _listen(self) -> None:
         listen = parse_address(self._config.broker_listen)
-        if self._tls is None and not is_loopback(listen[0]):
-            log.warning(
-                "whoever reaches this broker may read, write and delete everything",
-                address=self._config.broker_listen,
-                next_step="set tls.ca, tls.certificate and tls.key, or see that the network keeps "
-                "strangers out",
-            )
+        if self._tls is None:
+            limits.warn_of_strangers(self._config)
         server = aio.server(options=limits.client_port_options(self._config))
-        # Not all of a server: what the generated code calls.
         unfinished = limits.unfinished_requests(self._config, self._metrics)
-        self._undo.append(unfinished.stop)
+        unsent = limits.unsent_answers(self._config, self._metrics)
+        self._undo += [unfinished.stop, unsent.stop]
+        # Not all of a server: what the generated code calls.
         guarded: Any = Guarded(server, meter=self._metrics.traffic, arrivals=unfinished.call)
         self._metadata = MetadataServicer(
             self._config.node_id,
@@ -364,10 +360,9 @@ class Broker:
             self._link.require_founded,
             self._replicas.why_out_of_sync,
         )
-        unsent = limits.unsent_answers(self._config, self._metrics)
-        self._undo.append(unsent.stop)
         servicer = LogServicer(self._replicas, self._image, self._metrics, unsent, unfinished.call)
         add_log_servicer(servicer, guarded)
+        guarded = Taken(guarded, unsent)
         self._add_replication(
             server,
             replication_pb2.LocateResponse(

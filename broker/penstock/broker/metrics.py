@@ -105,7 +105,7 @@ class BrokerMetrics:
         )
         self._answers_refused = Counter(
             "penstock_answers_refused",
-            "Fetches without room for their answer in time, since clients did not take others",
+            "Calls without room for their answer in time, since clients did not take others",
             registry=self.registry,
         )
         self._stalled_clients = Counter(
@@ -131,7 +131,7 @@ class BrokerMetrics:
         """Show what clients have yet to take, asked in the metrics' own thread. Once."""
         Gauge(
             "penstock_unsent_bytes",
-            "Bytes of answers to fetches that clients have yet to take",
+            "Bytes of answers that clients have yet to take, to fetches and others that are large",
             registry=self.registry,
         ).set_function(total_bytes)
 

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from functools import partial
 
+import structlog
+
 from penstock.broker.config import NodeConfig
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.service.closing import close_connection
 from penstock.broker.service.sockets import accepted, can_tell
 from penstock.broker.service.unfinished import Unfinished
 from penstock.broker.service.unsent import Unsent, UnsentLimits
+from penstock.raft_meta.exposure import is_loopback
 from penstock.wire.transport import SERVER_OPTIONS, Option, parse_address
+
+log = structlog.get_logger()
+
+
+def warn_of_strangers(config: NodeConfig) -> None:
+    """Say in the log what it means that others than this machine reach that port without TLS."""
+    if not is_loopback(parse_address(config.broker_listen)[0]):
+        log.warning(
+            "whoever reaches this broker may read, write and delete everything",
+            address=config.broker_listen,
+            next_step="set tls.ca, tls.certificate and tls.key, or see that the network keeps "
+            "strangers out",
+        )
 
 
 def client_port_options(config: NodeConfig) -> list[Option]:
