@@ -10,7 +10,8 @@ first may still, and the others wait until it is back. Then the node is stopped 
 does what was not done as far as it can: exit status 1 and a line say so. A rolling restart goes by
 readiness alone, and a node is ready before its replicas are in sync again: this is what keeps two
 nodes from being out of sync at once. What waiting cannot mend, such as a topic with one replica, is
-said and not waited for.
+said and not waited for. A controller that is no broker leads nothing that could be handed over: all
+of the time is for it to wait until it can be spared.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ def main(arguments: Sequence[str]) -> int:
     def look_after_drain(left_s: float) -> Verdict:
         return look(left_s).after_drain()
 
+    if "broker" not in config.roles:
+        reason = "" if address is None else wait_until_it_may_leave(look, timeout_s)
+        return told([f"it leaves although it should not: {reason}"] if reason else [])
     if address is not None:
         wait_until_it_may_leave(look, timeout_s * WAITING_SHARE)
     draining_s = timeout_s * DRAINING_SHARE
@@ -137,6 +141,11 @@ def main(arguments: Sequence[str]) -> int:
     complaints = [f"it leaves although it should not: {reason}"] if reason else []
     if failed:
         complaints.append(f"it is not drained: {failed}")
+    return told(complaints)
+
+
+def told(complaints: Sequence[str]) -> int:
+    """Say what was not as it should be; the exit status."""
     for complaint in complaints:
         sys.stdout.write(f"{complaint}\n")
     return 1 if complaints else 0

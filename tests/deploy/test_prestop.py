@@ -222,6 +222,24 @@ def test_a_node_that_cannot_be_drained_leaves_when_it_may(
     assert len(asked) == 2
 
 
+def test_a_controller_that_is_no_broker_waits_and_drains_nothing(
+    prestop: ModuleType,
+    container: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PENSTOCK_NODE_ROLES", "controller")
+    with answering(NO, NO, YES) as (address, asked):
+        monkeypatch.setenv("PENSTOCK_METRICS_LISTEN", address)
+        assert prestop.main(["20"]) == 0
+    assert len(asked) == 3
+    with answering(NO) as (address, _):
+        monkeypatch.setenv("PENSTOCK_METRICS_LISTEN", address)
+        assert prestop.main(["1"]) == 1
+    assert f"leaves although it should not: {REASON}" in capsys.readouterr().out
+    assert not (container / "called").exists()
+
+
 def test_a_drain_that_hangs_is_given_up(prestop: ModuleType) -> None:
     assert "was not done within 0 s" in prestop.drain(["sleep", "30"], 0)
     assert prestop.drain(["there-is-no-such-program"], 1) != ""

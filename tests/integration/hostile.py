@@ -8,6 +8,7 @@ import contextlib
 import socket
 import struct
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 
 from hpack import Encoder
@@ -40,6 +41,10 @@ class Hostile:
         self.refused: list[int] = []
         """The error codes of streams that were reset."""
         self.taken_bytes = 0
+        # What may be sent: on the connection, and on each stream beside what they begin with.
+        self._windows: defaultdict[int, int] = defaultdict(int, {0: 65_535})
+        self._first_window = 65_535
+        self._may_send = threading.Condition()
         settings = struct.pack(">HI", INITIAL_WINDOW_SIZE, window_bytes)
         self._send(PREFACE + frame(SETTINGS, 0, 0, settings))
         if reads:
@@ -74,6 +79,42 @@ class Hostile:
         self._send(sent)
         return stream
 
+    def send_part(self, stream: int, data: bytes) -> None:
+        """Send bytes of a message, as far and as soon as the node's windows let it.
+
+        Raises OSError once the node has closed the connection.
+        """
+        view = memoryview(data)
+        while view:
+            with self._may_send:
+                while not (size := min(len(view), 16_384, self._window(stream))):
+                    if self.closed.is_set():
+                        raise ConnectionResetError
+                    self._may_send.wait(1)
+                self._windows[0] -= size
+                self._windows[stream] -= size
+            self._send(frame(DATA, 0, stream, bytes(view[:size])))
+            view = view[size:]
+
+    def reset(self, stream: int) -> None:
+        """Give a call up (CANCEL)."""
+        self._send(frame(RST_STREAM, 0, stream, struct.pack(">I", 8)))
+
+    def _window(self, stream: int) -> int:
+        return max(0, min(self._windows[0], self._first_window + self._windows[stream]))
+
+    def _opened(self, stream: int, payload: bytes) -> None:
+        with self._may_send:
+            self._windows[stream] += struct.unpack(">I", payload)[0]
+            self._may_send.notify_all()
+
+    def _settled(self, payload: bytes) -> None:
+        with self._may_send:
+            for setting, value in struct.iter_unpack(">HI", payload):
+                if setting == INITIAL_WINDOW_SIZE:
+                    self._first_window = value
+            self._may_send.notify_all()
+
     def _send(self, data: bytes) -> None:
         with self._lock:
             self.socket.sendall(data)
@@ -81,8 +122,11 @@ class Hostile:
     def _attend(self) -> None:
         """Read what the node says about the connection, and count what it sends of answers."""
         try:
-            for kind, flags, _stream, payload in self._frames():
-                if kind == SETTINGS and not flags & ACK:
+            for kind, flags, stream, payload in self._frames():
+                if kind == WINDOW_UPDATE:
+                    self._opened(stream, payload)
+                elif kind == SETTINGS and not flags & ACK:
+                    self._settled(payload)
                     self._send(frame(SETTINGS, ACK, 0))
                 elif kind == PING and not flags & ACK:
                     self._send(frame(PING, ACK, 0, payload))
@@ -93,6 +137,8 @@ class Hostile:
         except (OSError, EOFError):
             pass
         self.closed.set()
+        with self._may_send:
+            self._may_send.notify_all()
 
     def _frames(self) -> Iterator[tuple[int, int, int, bytes]]:
         self.socket.settimeout(None)

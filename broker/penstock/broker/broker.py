@@ -38,14 +38,15 @@ from penstock.broker.replication.reporting import REPORTS_SINCE
 from penstock.broker.replication.servicer import ReplicationServicer
 from penstock.broker.retention import Retention
 from penstock.broker.scrubber import Scrubber
+from penstock.broker.service import limits
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
-from penstock.broker.service.limits import unsent_answers
 from penstock.broker.service.log import LogServicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.outside import ToldOutside
 from penstock.broker.service.transactions import TransactionsServicer
+from penstock.broker.service.unsent import Unsent
 from penstock.broker.shut_logs import ShutLogs
 from penstock.broker.stand_ins import StandIns
 from penstock.broker.stopping import Stop, stop_all
@@ -54,6 +55,7 @@ from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import CleanerSettings, FlushPolicy, LogSettings
+from penstock.raft_meta.arriving import Arrivals
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.credentials import NodeTls
@@ -327,8 +329,19 @@ class Broker:
         )
 
     async def _listen(self) -> None:
-        config, services = self._config, self._client_services()
-        server = client_server(config, services, self._metrics.traffic, beside=_FOR_NODES)
+        config = self._config
+        unfinished = limits.unfinished_requests(config, self._metrics)
+        unsent = limits.unsent_answers(config, self._metrics)
+        self._undo += [unfinished.stop, unsent.stop]
+        served = partial(
+            client_server,
+            config,
+            self._client_services(unsent, unfinished.call),
+            self._metrics.traffic,
+            unsent=unsent,
+            arrivals=unfinished.call,
+        )
+        server = served(beside=_FOR_NODES)
         self._add_replication(
             server,
             replication_pb2.LocateResponse(
@@ -336,13 +349,12 @@ class Broker:
                 frames_port=(frames_port := await self._listen_for_frames()),
                 marks_in_frames=frames_port > 0,
             ),
+            unfinished.call,
         )
         await self._open("broker", server, config.broker_listen)
         if config.external_listen:
-            server = client_server(
-                config, services, self._metrics.traffic, tell=ToldOutside(self._image)
-            )
-            await self._open("external", server, config.external_listen)
+            outside = served(tell=ToldOutside(self._image))
+            await self._open("external", outside, config.external_listen)
 
     async def _open(self, listener: str, server: aio.Server, address: str) -> None:
         port = await open_port(
@@ -351,7 +363,7 @@ class Broker:
         self._undo.append(lambda: server.stop(_GRACE_S))
         self._metrics.process.listens(listener, port)
 
-    def _client_services(self) -> ClientServices:
+    def _client_services(self, unsent: Unsent, arrivals: Arrivals) -> ClientServices:
         self._metadata = MetadataServicer(
             self._config.node_id,
             self._image,
@@ -359,11 +371,9 @@ class Broker:
             self._link.require_founded,
             self._replicas.why_out_of_sync,
         )
-        unsent = unsent_answers(self._config, self._metrics)
-        self._undo.append(unsent.stop)
         coordinators = self._coordinators
         return ClientServices(
-            log=LogServicer(self._replicas, self._image, self._metrics, unsent),
+            log=LogServicer(self._replicas, self._image, self._metrics, unsent, arrivals),
             metadata=self._metadata,
             groups=GroupsServicer(coordinators.groups),
             transactions=TransactionsServicer(
@@ -423,9 +433,14 @@ class Broker:
         log.info("listening for frames", address=format_address(host, port))
         return port
 
-    def _add_replication(self, server: aio.Server, located: replication_pb2.LocateResponse) -> None:
+    def _add_replication(
+        self,
+        server: aio.Server,
+        located: replication_pb2.LocateResponse,
+        arrivals: Arrivals | None = None,
+    ) -> None:
         nodes_only = NodesOnly(self._authentication, open_methods=frozenset({"Locate"}))
-        guarded: Any = Guarded(server, nodes_only, self._metrics.traffic)
+        guarded: Any = Guarded(server, nodes_only, self._metrics.traffic, arrivals=arrivals)
         replication_pb2_grpc.add_ReplicationServicer_to_server(
             ReplicationServicer(
                 self._replicas,
@@ -435,7 +450,9 @@ class Broker:
             ),
             guarded,
         )
-        coordination: Any = Guarded(server, NodesOnly(self._authentication), self._metrics.traffic)
+        coordination: Any = Guarded(
+            server, NodesOnly(self._authentication), self._metrics.traffic, arrivals=arrivals
+        )
         coordination_pb2_grpc.add_CoordinationServicer_to_server(
             CoordinationServicer(
                 self._config.node_id,

@@ -22,7 +22,10 @@ from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.limits import client_port_options
 from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.metadata import MetadataServicer
+from penstock.broker.service.taken import Taken
 from penstock.broker.service.transactions import TransactionsServicer
+from penstock.broker.service.unsent import Unsent
+from penstock.raft_meta.arriving import Arrivals
 from penstock.raft_meta.credentials import NodeTls
 from penstock.raft_meta.exposure import is_loopback
 from penstock.raft_meta.guarding import Guarded
@@ -74,17 +77,21 @@ def client_server(
     services: ClientServices,
     meter: Meter,
     *,
+    unsent: Unsent,
+    arrivals: Arrivals,
     tell: Callable[[Any], Any] | None = None,
     beside: Sequence[str] = (),
 ) -> aio.Server:
     """A server with all that clients are served with, which does not listen yet.
 
-    Answers go out as ``tell`` makes them. ``beside`` names services that the caller adds.
+    Answers go out as ``tell`` makes them, and are counted by ``unsent``, requests by ``arrivals``.
+    ``beside`` names services that the caller adds.
     """
     server = aio.server(options=client_port_options(config))
     # Not all of a server: what the generated code calls.
-    guarded: Any = Guarded(server, meter=meter, tell=tell)
+    guarded: Any = Guarded(server, meter=meter, tell=tell, arrivals=arrivals)
     add_log_servicer(services.log, guarded)
+    guarded = Taken(guarded, unsent, tell)
     metadata_pb2_grpc.add_MetadataServicer_to_server(services.metadata, guarded)
     groups_pb2_grpc.add_GroupsServicer_to_server(services.groups, guarded)
     transactions_pb2_grpc.add_TransactionsServicer_to_server(services.transactions, guarded)

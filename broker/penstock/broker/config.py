@@ -270,6 +270,12 @@ class NodeConfig:
         low=1024 * 1024,
         high=MAX_MESSAGE_BYTES,
     )
+    unfinished_max_bytes: int = _key(
+        256 * 1024 * 1024,
+        "Of requests that clients have sent in part the node keeps so much, of all clients (on "
+        "Linux); connections that have most of it are closed beyond.",
+        low=1024 * 1024,
+    )
     unsent_max_bytes: int = _key(
         192 * 1024 * 1024,
         "Records that clients asked for and have yet to take, of all clients; the memory is about "
@@ -404,6 +410,11 @@ class NodeConfig:
         require(
             self.broker_heartbeat_interval_ms * 2 <= self.broker_session_timeout_ms,
             "broker.heartbeat.interval.ms must be at most half of broker.session.timeout.ms",
+        )
+        require(
+            self.request_max_bytes <= self.unfinished_max_bytes,
+            "unfinished.max.bytes must not be below request.max.bytes, or who sends a large "
+            "request is disconnected",
         )
         require(
             self.unsent_connection_max_bytes <= self.unsent_max_bytes,

@@ -105,12 +105,17 @@ class BrokerMetrics:
         )
         self._answers_refused = Counter(
             "penstock_answers_refused",
-            "Fetches without room for their answer in time, since clients did not take others",
+            "Calls without room for their answer in time, since clients did not take others",
             registry=self.registry,
         )
         self._stalled_clients = Counter(
             "penstock_stalled_clients",
             "Connections that were closed since their clients took nothing of their answers",
+            registry=self.registry,
+        )
+        self._overfull_clients = Counter(
+            "penstock_overfull_clients",
+            "Connections that were closed since their clients sent too much of requests in part",
             registry=self.registry,
         )
         for transport in ("frames", "grpc"):
@@ -126,7 +131,7 @@ class BrokerMetrics:
         """Show what clients have yet to take, asked in the metrics' own thread. Once."""
         Gauge(
             "penstock_unsent_bytes",
-            "Bytes of answers to fetches that clients have yet to take",
+            "Bytes of answers that clients have yet to take, to fetches and others that are large",
             registry=self.registry,
         ).set_function(total_bytes)
 
@@ -137,6 +142,18 @@ class BrokerMetrics:
     def client_stalled(self) -> None:
         """Count a connection that was closed: its client takes nothing."""
         self._stalled_clients.inc()
+
+    def watch_unfinished(self, total_bytes: Callable[[], int]) -> None:
+        """Show what clients have sent in part, asked in the metrics' own thread. Once."""
+        Gauge(
+            "penstock_unfinished_bytes",
+            "Bytes of requests that clients have sent in part",
+            registry=self.registry,
+        ).set_function(total_bytes)
+
+    def client_overfull(self) -> None:
+        """Count a connection that was closed: it sent too much in part."""
+        self._overfull_clients.inc()
 
     def watch_fenced(self, may_serve: Callable[[], bool]) -> None:
         """Show whether this broker may serve, asked in the metrics' own thread. Once."""

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.chaos.backends.kube_api import ACCOUNT, KubeApi, api_within
-from penstock.chaos.errors import ChaosError
+from penstock.cli.kube_api import ACCOUNT, KubeApi, address_within
 from penstock.wire.errors import ConfigurationError, NetworkError
 
 KUBERNETES: Final = "kubernetes"
@@ -142,10 +141,10 @@ class ConfigMapRecords:
     ) -> dict[str, Any] | None:
         try:
             return self._api.call(method, path, body)
-        except ChaosError as error:
+        except NetworkError as error:
             raise NetworkError(
-                f"{error}; next: see that the pod's account may get, create and update configmaps, "
-                "and that a network policy lets the pod reach the API"
+                f"{error.message}; next: see that the pod's account may get, create and update "
+                "configmaps, and that a network policy lets the pod reach the API"
             ) from None
 
 
@@ -159,9 +158,9 @@ def open_records(where: str, prefix: str, account: Path = ACCOUNT) -> Records:
     if where != KUBERNETES:
         return DirectoryRecords(Path(where))
     try:
-        api = api_within(account)
+        api = KubeApi(address_within(account))
         namespace = (account / "namespace").read_text(encoding="utf-8").strip()
-    except (ChaosError, OSError):
+    except (ConfigurationError, OSError):
         raise ConfigurationError(
             f"there is no account of Kubernetes in {account}; next: run this in a pod whose "
             "service account is mounted there, or name a directory with --records"

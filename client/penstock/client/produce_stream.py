@@ -13,6 +13,7 @@ from penstock.client.core.send_events import (
     SendRequest,
     StreamBroken,
 )
+from penstock.client.core.too_large import RequestTooLargeError
 from penstock.client.produce_request import OutgoingBatch, OutgoingRequest
 from penstock.client.streams import BidiStream
 from penstock.v1 import common_pb2, log_pb2
@@ -107,7 +108,7 @@ class ProduceStream:
         self._on_event(self, Answered(self.node_id, response.correlation_id, answers))
 
     def _on_end(self, error: PenstockError) -> None:
-        if not error.retriable:
+        if not error.retriable and not isinstance(error, RequestTooLargeError):
             # The stream carries many batches, and the status speaks of none: only the batches'
             # own answers may condemn them.
             error = NetworkError(error.message)

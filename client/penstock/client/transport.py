@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from typing import Final
 
 import grpc
 
 from penstock.client import tls
+from penstock.client.core.too_large import RequestTooLargeError
 from penstock.wire.errors import (
     InvalidRequestError,
     NetworkError,
@@ -18,6 +20,10 @@ from penstock.wire.errors import (
 from penstock.wire.transport import format_address
 
 _PROBE_S: Final = 1.0
+_TOO_LARGE: Final = re.compile(
+    r"(?:(?:SERVER: )?Received|CLIENT: Sent) message larger than max \((\d+) vs\. (\d+)\)"
+)
+"""How gRPC says it of a request. Of an answer that is too large it says CLIENT: Received."""
 _MOVE_ON: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -36,6 +42,8 @@ def rpc_error(error: grpc.aio.AioRpcError, where: str, what: str) -> PenstockErr
     details = error.details() or status.name
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return RequestTimedOutError(f"{where} did not answer {what} in time")
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED and (said := _TOO_LARGE.match(details)):
+        return _too_large(where, what, int(said[1]), int(said[2]))
     if status in _MOVE_ON:
         return NetworkError(f"{where} could not be reached for {what}: {details}")
     if status is grpc.StatusCode.UNIMPLEMENTED:
@@ -43,6 +51,16 @@ def rpc_error(error: grpc.aio.AioRpcError, where: str, what: str) -> PenstockErr
             f"{where} does not know {what}: it is no Penstock broker, or one of another version"
         )
     return InvalidRequestError(f"{where} refused {what}: {status.name}: {details}")
+
+
+def _too_large(where: str, what: str, size_bytes: int, limit_bytes: int) -> RequestTooLargeError:
+    error = RequestTooLargeError(
+        f"{where} takes no {what} of {size_bytes} bytes: its limit is {limit_bytes}, by "
+        "request.max.bytes; next: send less at a time (of a producer: smaller records, or a lower "
+        "max_request_size), or raise request.max.bytes on the brokers"
+    )
+    error.size_bytes, error.limit_bytes = size_bytes, limit_bytes
+    return error
 
 
 async def diagnose(

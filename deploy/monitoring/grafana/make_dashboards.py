@@ -215,6 +215,13 @@ BROKER: Final = Dashboard(
                 ("disconnected: {{node}}", rate("penstock_stalled_clients_total", _NODE, "node")),
             ],
         ),
+        Panel(
+            "Requests that clients have sent in part, and clients disconnected for that",
+            [
+                ("bytes: {{node}}", f"penstock_unfinished_bytes{{{_NODE}}}"),
+                ("disconnected: {{node}}", rate("penstock_overfull_clients_total", _NODE, "node")),
+            ],
+        ),
         curve("CPU", "{{node}}", rate("process_cpu_seconds_total", _NODE, "node"), "percentunit"),
         curve("Memory", "{{node}}", f"process_resident_memory_bytes{{{_NODE}}}", "bytes"),
         Panel(

@@ -37,14 +37,16 @@ class Laden(Generic[M]):
 
     ``records`` has one buffer for each entry, an empty one where there are none. Buffers that were
     parsed are views of what came: it stays in memory for as long as one of them does. What the
-    entries themselves have in the field is not to be relied on.
+    entries themselves have in the field is not to be relied on. ``parsed_bytes`` is the size of
+    what was parsed, 0 if nothing was.
     """
 
-    __slots__ = ("message", "records")
+    __slots__ = ("message", "parsed_bytes", "records")
 
-    def __init__(self, message: M, records: list[Buffer]) -> None:
+    def __init__(self, message: M, records: list[Buffer], parsed_bytes: int = 0) -> None:
         self.message = message
         self.records = records
+        self.parsed_bytes = parsed_bytes
 
     @property
     def records_bytes(self) -> int:
@@ -77,9 +79,13 @@ class LadenType(Generic[M]):
                 message = self._kind.FromString(rest)
                 pairs = zip(self._entries_of(message), found, strict=True)
                 return Laden(
-                    message, [entry.records if cut is None else cut for entry, cut in pairs]
+                    message,
+                    [entry.records if cut is None else cut for entry, cut in pairs],
+                    len(data),
                 )
-        return self.beside(self._kind.FromString(data))
+        laden = self.beside(self._kind.FromString(data))
+        laden.parsed_bytes = len(data)
+        return laden
 
     def beside(self, message: M) -> Laden[M]:
         """The message and a copy of the records that are in it."""

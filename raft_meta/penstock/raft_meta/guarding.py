@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from penstock.raft_meta import tracing
+from penstock.raft_meta.arriving import Arrivals, CountedStream, counting
 from penstock.raft_meta.authentication import Peer, PeerAuthentication, Refusal
 from penstock.raft_meta.metering import Meter, Unmetered
 
@@ -92,6 +93,7 @@ class Guarded:
     ``meter`` itself, unless it is for nodes only: there each message passes through here, and its
     speaker is checked. Calls with a ``traceparent`` are of that trace (penstock.raft_meta.tracing).
     Responses go out as ``tell`` makes them, but for those that are bytes already.
+    ``arrivals`` is told of all requests, but again of those of such a method for whoever calls.
     """
 
     def __init__(
@@ -100,10 +102,12 @@ class Guarded:
         nodes_only: NodesOnly | None = None,
         meter: Meter | None = None,
         tell: Callable[[Any], Any] | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self._server = server
         self._tell = tell
         self._nodes_only = nodes_only
+        self._arrivals = arrivals
         self._meter = Unmetered() if meter is None else meter
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
@@ -126,7 +130,10 @@ class Guarded:
             door = _Door(full_name, only.authentication, only.speakers.get(name))
         else:
             door = _Door(full_name, None, None)
-        return _guarded(handler, door, self._meter, self._tell)
+        guarded = _guarded(handler, door, self._meter, self._tell)
+        if self._arrivals is None or _tells_itself(handler, door):
+            return guarded
+        return counting(guarded, self._arrivals)
 
 
 class _Methods(_GenericHandler):
@@ -140,6 +147,8 @@ class _Methods(_GenericHandler):
         handler = self._handlers.get(handler_call_details.method)
         if handler is None:
             return None
+        if isinstance(handler, CountedStream):
+            handler = handler.of_one_call()
         traceparent = tracing.carried(handler_call_details.invocation_metadata)
         return _traced(handler, traceparent) if traceparent else handler
 
@@ -242,10 +251,16 @@ def _guarded(
         return grpc.stream_stream_rpc_method_handler(
             _guarded_exchange(handler.stream_stream, door, count), parse, serialize
         )
-    if not inspect.isasyncgenfunction(handler.stream_stream):
+    if not _tells_itself(handler, door):
         raise TypeError(f"no guard is known for a method of this kind: {handler}")
-    # It uses refusing_malformed, and counts itself.
     return grpc.stream_stream_rpc_method_handler(handler.stream_stream, parse, serialize)
+
+
+def _tells_itself(handler: Any, door: _Door) -> bool:
+    """Of a stream that is answered by what the method yields, to whoever calls: that comes as it
+    is, uses ``refusing_malformed``, and tells the meter and the arrivals itself.
+    """
+    return door.is_open and inspect.isasyncgenfunction(handler.stream_stream)
 
 
 def _traced(handler: Any, traceparent: str) -> Any:
@@ -277,7 +292,9 @@ def _traced(handler: Any, traceparent: str) -> Any:
 def _telling(
     serialize: Callable[[Any], bytes], tell: Callable[[Any], Any] | None
 ) -> Callable[[Any], bytes]:
-    return serialize if tell is None else lambda response: serialize(tell(response))
+    if tell is None:
+        return serialize
+    return lambda response: serialize(response if isinstance(response, bytes) else tell(response))
 
 
 def _once(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

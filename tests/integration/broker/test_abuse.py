@@ -21,6 +21,7 @@ import grpc
 import psutil
 import pytest
 
+from penstock.cli.certificates import Authority
 from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -43,6 +44,7 @@ pytestmark = pytest.mark.integration
 
 MIB = 1024 * 1024
 UNSENT_MAX = 64 * MIB
+UNFINISHED_MAX = 128 * MIB
 ABUSED, HONEST = "abused", "honest"
 REFUSED_STREAM = 7
 
@@ -54,15 +56,16 @@ def tell(figures: str) -> None:
 class Abused(Cluster):
     """One node with an HTTP port, small limits, and a topic of 24 MiB."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, authority: Authority | None = None) -> None:
         [self.http_port] = free_ports(1)
         settings = {
             "metrics.listen": f"127.0.0.1:{self.http_port}",
             "unsent.max.bytes": UNSENT_MAX,
             "unsent.connection.max.bytes": UNSENT_MAX // 2,
             "unsent.stalled.ms": 12_000,
+            "unfinished.max.bytes": UNFINISHED_MAX,
         }
-        super().__init__(directory, 1, settings)
+        super().__init__(directory, 1, settings, authority)
         self.node = self.nodes[1]
 
     @property
@@ -218,6 +221,30 @@ def test_answers_that_nobody_takes_are_bounded_and_their_clients_disconnected(
     assert cluster.metric("penstock_stalled_clients_total") >= 3
     wait_until(lambda: cluster.metric("penstock_unsent_bytes") < MIB, "all is free again")
     assert cluster.told("takes nothing of its answers was disconnected") == 1
+
+
+@pytest.mark.parametrize("method", ["DescribeTopics", "Watch"])
+def test_metadata_that_nobody_takes_are_bounded_too(cluster: Abused, method: str) -> None:
+    create_topic(cluster, "wide", partitions=1_500, replication_factor=1)
+    with open_channel(cluster.address, None) as channel:
+        request = metadata_pb2.DescribeTopicsRequest(topics=["wide"])
+        asked = request.SerializeToString() if method == "DescribeTopics" else b""
+        answer = metadata_pb2_grpc.MetadataStub(channel).DescribeTopics(request, timeout=30)
+    before = cluster.rss_bytes()
+    with Hostile(cluster.address) as hostile:
+        for _ in range(3_900):
+            hostile.call(f"/penstock.v1.Metadata/{method}", asked)
+        highest = highest_rss(cluster, hostile.closed.is_set, 60)
+        assert hostile.closed.is_set()
+        assert hostile.taken_bytes == 0
+    tell(
+        f"{method}, {answer.ByteSize()} bytes, 3,900 times: {before / MIB:.0f} MiB before, "
+        f"{highest / MIB:.0f} MiB at most"
+    )
+    # Half of it is what 3,900 calls and streams take without any answer.
+    assert highest - before < 2 * UNSENT_MAX + 100 * MIB
+    assert cluster.metric("penstock_stalled_clients_total") >= 1
+    wait_until(lambda: cluster.metric("penstock_unsent_bytes") < MIB, "all is free again")
 
 
 def test_a_client_that_asks_for_more_than_it_takes_is_refused_and_told(cluster: Abused) -> None:

@@ -43,6 +43,7 @@ class Pod:
         self.host = ""
         self.broker_port, self.controller_port, self.metrics_port = ports
         self.software: Path | None = None
+        self.pre_stop = PRE_STOP  # Of its software's image.
         self.process: subprocess.Popen[bytes] | None = None
         self.killed_by_grace = 0
 
@@ -141,7 +142,7 @@ class StatefulSet:
         """What deploy/kubernetes has a pod do before SIGTERM, in half of its grace period."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
-            [sys.executable, str(PRE_STOP), str(GRACE_S / 2)],
+            [sys.executable, str(pod.pre_stop), str(GRACE_S / 2)],
             env={**self.environment(pod), "PATH": path},
             capture_output=True,
             text=True,

@@ -1,7 +1,8 @@
 """Software replaced node by node under load, and metadata.version raised by command in the end.
 
 From the commit before this one, or from UPGRADE_FROM (``make upgrade UPGRADE_FROM=REV``): its
-build, made as a user makes it, runs the nodes first.
+build, made as a user makes it, runs the nodes first. Each is stopped as its own image has it done:
+by the deploy/docker/prestop.py of its revision.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from penstock.client import AdminClient
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from tests.integration.operating.load import Load, make_topic, wait_in_sync
-from tests.integration.operating.stateful_set import Pod, StatefulSet, penstock
+from tests.integration.operating.stateful_set import PRE_STOP, Pod, StatefulSet, penstock
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD_S = 300
@@ -33,9 +35,17 @@ def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
 
 
+class Former(NamedTuple):
+    """The revision to come from."""
+
+    software: Path
+    pre_stop: Path
+    """Of its image; there need not be any."""
+
+
 @pytest.fixture(scope="module")
-def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The build of the revision to come from. Skips where its history is not there."""
+def former(tmp_path_factory: pytest.TempPathFactory) -> Former:
+    """Its build. Skips where its history is not there."""
     try:
         found = git("rev-parse", "--verify", "--quiet", f"{UPGRADE_FROM}^{{commit}}")
     except FileNotFoundError:
@@ -60,7 +70,7 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return target
+    return Former(target, source / PRE_STOP.relative_to(ROOT))
 
 
 def runs_from(pods: StatefulSet, pod: Pod) -> Path:
@@ -76,13 +86,13 @@ def runs_from(pods: StatefulSet, pod: Pod) -> Path:
 
 
 @pytest.fixture
-def pods(tmp_path: Path, former: Path) -> Iterator[StatefulSet]:
+def pods(tmp_path: Path, former: Former) -> Iterator[StatefulSet]:
     made = StatefulSet(tmp_path)
     for pod in made.pods:
-        pod.software = former
+        pod.software, pod.pre_stop = former
     try:
         made.start()
-        assert all(runs_from(made, pod).is_relative_to(former) for pod in made.pods)
+        assert all(runs_from(made, pod).is_relative_to(former.software) for pod in made.pods)
         make_topic(made.bootstrap)
         yield made
     finally:
@@ -95,7 +105,7 @@ def level(bootstrap: str) -> int:
 
 
 def test_software_is_replaced_node_by_node_under_load(
-    pods: StatefulSet, former: Path, capsys: pytest.CaptureFixture[str]
+    pods: StatefulSet, former: Former, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = level(pods.bootstrap)
     assert before <= METADATA_VERSION
@@ -103,23 +113,30 @@ def test_software_is_replaced_node_by_node_under_load(
     load.wait_progress()
     load.pause_ms()
 
-    def pre_stop() -> None:
-        wait_in_sync(pods.bootstrap)
+    stopped_by: list[Path] = []
+
+    def pre_stop(pod: Pod) -> None:
+        stopped_by.append(pod.pre_stop)
+        if pod.pre_stop.exists():
+            pods.pre_stop(pod)
+        else:  # Its image had none, and whoever rolled it had to see to this.
+            wait_in_sync(pods.bootstrap)
 
     # The first one goes forward, and back again: until the level is raised any of them may.
     trial = pods.pods[-1]
-    for software in (None, former):
-        pods.delete(trial, pre_stop)
-        trial.software = software
+    for software, script in ((None, PRE_STOP), former):
+        pods.delete(trial, lambda: pre_stop(trial))
+        trial.software, trial.pre_stop = software, script
         pods.replace(trial)
         load.wait_progress()
     assert level(pods.bootstrap) == before
 
     def install(pod: Pod) -> None:
-        pod.software = None
+        pod.software, pod.pre_stop = None, PRE_STOP
 
-    pods.roll(lambda _: pre_stop(), install)
-    assert not any(runs_from(pods, pod).is_relative_to(former) for pod in pods.pods)
+    pods.roll(pre_stop, install)
+    assert not any(runs_from(pods, pod).is_relative_to(former.software) for pod in pods.pods)
+    assert stopped_by == [former.pre_stop, PRE_STOP, *[former.pre_stop] * len(pods.pods)]
     load.wait_progress()
     # Nothing but the command raises it.
     assert level(pods.bootstrap) == before

@@ -21,7 +21,7 @@ from penstock.v1.replication_pb2_grpc import (
     add_ReplicationServicer_to_server,
 )
 from tests.support import eventually
-from tests.unit.broker.test_services import FakeLogs, image_with, produce
+from tests.unit.broker.test_services import FakeLogs, image_with, produce, produce_once
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACED = (("traceparent", TRACEPARENT),)
@@ -111,6 +111,21 @@ async def test_produce_requests_are_measured_one_by_one_with_what_they_carry() -
         assert size_bytes > 0
         assert value(metrics, "produced_bytes_total") == size_bytes
         assert value(metrics, "topic_produced_bytes_total", topic="orders") == size_bytes
+
+
+async def test_what_was_in_the_log_already_is_not_counted_again() -> None:
+    metrics, logs = BrokerMetrics(), FakeLogs()
+    logs.gate.set()
+    servicer = LogServicer(logs, image_with("orders"), metrics)  # type: ignore[arg-type]  # A fake.
+    first = await produce_once(servicer, produce(1))
+    counted = value(metrics, "produced_bytes_total")
+    assert counted
+    logs.duplicates = True
+    again = await produce_once(servicer, produce(1))
+    assert not first.partitions[0].HasField("error")
+    assert not again.partitions[0].HasField("error")
+    assert value(metrics, "produced_bytes_total") == counted
+    assert value(metrics, "produced_records_total") == 1
 
 
 async def test_a_trace_reaches_the_method_and_no_other_call() -> None:

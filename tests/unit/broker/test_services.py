@@ -81,6 +81,7 @@ class FakeLogs:
         self.gate = asyncio.Event()
         self.waiting: list[Callable[[], object]] = []
         self.error: Exception | None = None
+        self.duplicates = False  # All of it is in the log already.
         self.deleted: list[str] = []
         self.transactional_ids: list[str] = []  # Of each append.
 
@@ -111,7 +112,7 @@ class FakeLogs:
             return
         self.appended.append(records)
         base = len(self.appended) - 1
-        info = AppendInfo(base, base, -1, len(records))
+        info = AppendInfo(base, base, -1, len(records), self.duplicates)
         if self.gate.is_set():
             on_end(info)
         else:

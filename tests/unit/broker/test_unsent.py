@@ -7,7 +7,6 @@ import socket
 
 import pytest
 
-from penstock.broker.service import limits
 from penstock.broker.service.closing import close_connection
 from penstock.broker.service.unsent import Share, Unsent, UnsentLimits
 from penstock.wire.errors import RequestTimedOutError
@@ -152,8 +151,8 @@ def test_a_connection_is_closed_by_its_peers_name(family: socket.AddressFamily) 
             accepted = [listener.accept()[0], listener.accept()[0]]
             number = client.getsockname()[1]
             peer = f"ipv4:{host}:{number}" if "." in host else f"ipv6:%5B{host}%5D:{number}"
-            assert not close_connection(peer, port + 1), "it is another port's"
-            assert close_connection(peer, port)
+            assert not close_connection(peer, {port + 1}), "it is another port's"
+            assert close_connection(peer, {port})
             client.settimeout(10)
             assert client.recv(1) == b""
             bystander.sendall(b"x")
@@ -171,7 +170,7 @@ def test_a_connection_is_closed_whichever_of_the_ports_for_clients_it_came_to(wh
         ports = [one.getsockname()[1], other.getsockname()[1]]
         with socket.create_connection(("127.0.0.1", ports[which])) as client:
             accepted = (one, other)[which].accept()[0]
-            assert limits._close(f"ipv4:127.0.0.1:{client.getsockname()[1]}", ports)
+            assert close_connection(f"ipv4:127.0.0.1:{client.getsockname()[1]}", {*ports})
             client.settimeout(10)
             assert client.recv(1) == b""
             accepted.close()
@@ -179,4 +178,4 @@ def test_a_connection_is_closed_whichever_of_the_ports_for_clients_it_came_to(wh
 
 @pytest.mark.parametrize("peer", ["", "unix:/x", "ipv4:nonsense", "ipv4:127.0.0.1:x", "ipv6::1"])
 def test_a_peer_that_has_no_such_connection_is_none(peer: str) -> None:
-    assert not close_connection(peer, 9092)
+    assert not close_connection(peer, {9092})

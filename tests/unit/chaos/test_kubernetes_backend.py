@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.chaos.backends.kube_api import KubeApi, api_within
 from penstock.chaos.cluster import (
     CLIENTS,
     OFFERED,
@@ -17,7 +16,9 @@ from penstock.chaos.cluster import (
 )
 from penstock.chaos.errors import ClusterError, FaultError, PlanError
 from penstock.cli.chaos import kubernetes_backend
+from penstock.cli.chaos.kube_pods import KubePods, pods_within
 from penstock.cli.chaos.kubernetes_backend import KubernetesBackend
+from penstock.cli.kube_api import Access
 from tests.unit.chaos.fake_kubernetes import SELECTOR, TOKEN, FakeKubernetes, served
 
 CUT = LinkFault(cut=True)
@@ -42,7 +43,7 @@ def backend_for(kubernetes: FakeKubernetes, directory: Path, nodes: int = 3) -> 
     return KubernetesBackend(
         directory / "cluster",
         nodes,
-        KubeApi(kubernetes.url, token=TOKEN),
+        KubePods(Access(kubernetes.url, TOKEN)),
         bootstrap="log:9092",
         namespace="shop",
         selector=SELECTOR,
@@ -178,7 +179,7 @@ def test_a_pod_that_is_gone_already_is_no_error(
 ) -> None:
     del kubernetes.pods["log-1"]
     backend.kill(2)
-    api = KubeApi(kubernetes.url, token=TOKEN)
+    api = KubePods(Access(kubernetes.url, TOKEN))
     api.delete_pod("shop", "log-1", "uid", 0)
     assert api.log("shop", "log-1") == b""
 
@@ -188,7 +189,7 @@ def test_where_no_cluster_is_named_it_says_how(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(PlanError, match="next: run it in a pod"):
-        api_within(tmp_path)
+        pods_within(tmp_path)
     for wrong in ("cluster.example", "ftp://cluster.example", "http://"):
         with pytest.raises(PlanError, match="is no address of an API"):
-            KubeApi(wrong)
+            KubePods(Access(wrong))

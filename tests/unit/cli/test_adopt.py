@@ -16,9 +16,9 @@ from penstock.broker.datadir import (
     read_meta,
     use_up_founding,
 )
-from penstock.chaos.backends.kube_api import KubeApi
 from penstock.cli.adopt import PLACEHOLDER, Adopted, adopt_disks
 from penstock.cli.app import app
+from penstock.cli.kube_api import Access, KubeApi
 from penstock.cli.node_records import (
     ConfigMapRecords,
     DirectoryRecords,
@@ -77,7 +77,7 @@ def records(request: pytest.FixtureRequest, tmp_path: Path, kubernetes: FakeConf
     if request.param == "directory":
         (tmp_path / "records").mkdir()
         return DirectoryRecords(tmp_path / "records")
-    return ConfigMapRecords(KubeApi(kubernetes.url, token=TOKEN), "shop", "log")
+    return ConfigMapRecords(KubeApi(Access(kubernetes.url, TOKEN)), "shop", "log")
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_founder_that_is_permitted_an_empty_disk_founds_no_second_cluster(
 
 
 def test_the_record_says_how_it_is_removed_from_kubernetes(kubernetes: FakeConfigMaps) -> None:
-    records = ConfigMapRecords(KubeApi(kubernetes.url, token=TOKEN), "shop", "log")
+    records = ConfigMapRecords(KubeApi(Access(kubernetes.url, TOKEN)), "shop", "log")
     wanted = "kubectl -n shop delete configmap log-node-2"
     assert records.how_to_forget("node-2") == wanted
     records.write("node-2", {"cluster_id": CLUSTER, "directories": []})
@@ -279,7 +279,7 @@ def test_a_damaged_record_is_refused(disk: Path, tmp_path: Path) -> None:
 
 def test_an_account_without_rights_formats_nothing(disk: Path, kubernetes: FakeConfigMaps) -> None:
     kubernetes.forbidden = True
-    records = ConfigMapRecords(KubeApi(kubernetes.url, token=TOKEN), "shop", "log")
+    records = ConfigMapRecords(KubeApi(Access(kubernetes.url, TOKEN)), "shop", "log")
     with pytest.raises(NetworkError, match=r"403: configmaps is forbidden.*next: see that the pod"):
         adopted(disk, records)
     assert not disk.exists()

@@ -14,6 +14,7 @@ from penstock.broker.replication.fetch import BOUNDLESS, Room
 from penstock.broker.service.producing import ProducedLogs, ProduceStream, Producing
 from penstock.broker.service.unsent import Unsent
 from penstock.broker.traffic_metrics import PRODUCE
+from penstock.raft_meta.arriving import Arrivals, Arrived
 from penstock.raft_meta.guarding import Guarded, refusing_malformed
 from penstock.v1 import log_pb2
 from penstock.v1.log_pb2_grpc import LogServicer as LogServicerBase
@@ -67,13 +68,15 @@ class LogServicer(LogServicerBase):
         image: MetadataImage,
         metrics: BrokerMetrics,
         unsent: Unsent | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self._logs = logs
+        self._arrivals = arrivals
         self._unsent = unsent
         self._image = image
         self._metrics = metrics
         self._producing = Producing(logs, metrics, self._check_not_internal)
-        # Its requests come by a stream, of which the server's meter knows nothing.
+        # Its requests come by a stream, of which Guarded tells neither the meter nor the arrivals.
         self._observe_produce = metrics.traffic.unary(PRODUCE)
         self._count_stream = metrics.traffic.stream(PRODUCE)
 
@@ -81,7 +84,8 @@ class LogServicer(LogServicerBase):
         self, request_iterator: AsyncIterator[Laden[log_pb2.ProduceRequest]], context: Any
     ) -> AsyncIterator[log_pb2.ProduceResponse]:
         """Append in the order of the requests; answer each when its acknowledgement is there."""
-        stream = ProduceStream(self._producing, request_iterator, self._observe_produce)
+        arrived: Arrived = int if self._arrivals is None else self._arrivals(context.peer())
+        stream = ProduceStream(self._producing, request_iterator, self._observe_produce, arrived)
         self._count_stream(1)
         try:
             async with refusing_malformed(context):

@@ -131,8 +131,9 @@ class Producing:
         outcome: AppendInfo | BaseException,
     ) -> log_pb2.ProducePartitionResult:
         if isinstance(outcome, AppendInfo):
-            count = 0 if outcome.duplicate else outcome.last_offset - outcome.base_offset + 1
-            self._metrics.traffic.produced(where.topic, size_bytes, count)
+            if not outcome.duplicate:  # It was counted when it was appended.
+                count = outcome.last_offset - outcome.base_offset + 1
+                self._metrics.traffic.produced(where.topic, size_bytes, count)
             return log_pb2.ProducePartitionResult(
                 partition=where,
                 base_offset=outcome.base_offset,
@@ -163,8 +164,10 @@ class ProduceStream:
         producing: Producing,
         requests: AsyncIterator[Laden[log_pb2.ProduceRequest]],
         observe: Callable[[float], None] = lambda _seconds: None,
+        arrived: Callable[[int], object] = int,
     ) -> None:
         self._observe = observe  # Told for each request the seconds until its answer.
+        self._arrived = arrived  # ... and its size, once it is whole.
         self._producing = producing
         self._requests = requests
         self._answers: asyncio.Queue[log_pb2.ProduceResponse | BaseException | None] = (
@@ -190,6 +193,7 @@ class ProduceStream:
     async def _read(self) -> None:
         try:
             async for request in self._requests:
+                self._arrived(request.parsed_bytes)
                 await self._slots.acquire()
                 self._pending += 1
                 answer = partial(self._answered, request.message.acks, perf_counter())

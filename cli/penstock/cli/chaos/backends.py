@@ -126,14 +126,12 @@ def _docker(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Clu
 
 
 def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
-    from penstock.chaos.backends.kube_api import (  # noqa: PLC0415 - not for --help.
-        KubeApi,
-        api_within,
-    )
-    from penstock.chaos.errors import PlanError  # noqa: PLC0415 - as above.
+    from penstock.chaos.errors import PlanError  # noqa: PLC0415 - not for --help.
+    from penstock.cli.chaos.kube_pods import KubePods, pods_within  # noqa: PLC0415 - as above.
     from penstock.cli.chaos.kubernetes_backend import (  # noqa: PLC0415 - as above.
         KubernetesBackend,
     )
+    from penstock.cli.kube_api import Access  # noqa: PLC0415 - as above.
 
     known = {
         "api": "",
@@ -157,7 +155,7 @@ def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) ->
     return KubernetesBackend(
         directory,
         plan.nodes,
-        KubeApi(options["api"]) if options["api"] else api_within(),
+        KubePods(Access(options["api"])) if options["api"] else pods_within(),
         bootstrap=options["bootstrap"],
         namespace=options["namespace"],
         selector=options["selector"],

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.chaos.backends.containers import LABEL
-from penstock.chaos.backends.kube_api import KubeApi
 from penstock.chaos.cluster import (
     CLIENTS,
     Capability,
@@ -24,6 +23,7 @@ from penstock.chaos.cluster import (
     PacketFault,
 )
 from penstock.chaos.errors import ClusterError, FaultError
+from penstock.cli.chaos.kube_pods import KubePods
 from penstock.cli.chaos.whole import describe_unwhole
 from penstock.cli.readiness import describe_cluster
 from penstock.wire.transport import format_address
@@ -60,7 +60,7 @@ class KubernetesBackend:
         self,
         directory: Path,
         nodes: int,
-        api: KubeApi,
+        api: KubePods,
         *,
         bootstrap: str,
         namespace: str = "default",

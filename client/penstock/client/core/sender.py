@@ -43,6 +43,7 @@ from penstock.client.core.send_events import (
     TransactionEnded,
 )
 from penstock.client.core.sequencer import Sequencer
+from penstock.client.core.too_large import RequestTooLargeError, next_size, not_read, refusal
 from penstock.wire.errors import (
     BrokerFencedError,
     DuplicateSequenceError,
@@ -114,6 +115,7 @@ class Sender(Generic[D]):
     _correlation_id: int = 0
     _acquiring: bool = False
     _turn: int = 0
+    _most_bytes: float = float("inf")  # Of a request, as a broker that refused one has it.
     _wait_ms: float = float("inf")  # The earliest time that a drain found worth waiting for.
     _need_news: bool = False  # Some partition waits for a (new) leader.
     _seen_updates: int = 0
@@ -252,14 +254,41 @@ class Sender(Generic[D]):
 
     def _broken(self, event: StreamBroken, now_ms: float) -> None:
         requests = self._requests.pop(event.node_id, {})
+        error, unread = event.error, set(event.unsent)
+        if isinstance(error, RequestTooLargeError):
+            sent = {
+                key: (request.size_bytes, len(request.entries))
+                for key, request in requests.items()
+                if key not in unread
+            }
+            too_large, behind = not_read(sent, error)
+            unread |= behind
+            for key in too_large:
+                self._refuse_size(requests.pop(key), error, event.node_id, now_ms)
+            error = NetworkError(error.message)  # Of the others it says nothing.
         for correlation_id, request in requests.items():
             for entry in request.entries:
                 if entry is None:
                     continue
-                if correlation_id not in event.unsent:
+                if correlation_id not in unread:
                     entry.batch.went_unheard(entry.leader_epoch)
-                self._judge_error(entry.batch, event.error, event.node_id, now_ms)
+                self._judge_error(entry.batch, error, event.node_id, now_ms)
         self._effects.append(RefreshMetadata(avoid=event.node_id))
+
+    def _refuse_size(
+        self, request: _Request[D], error: RequestTooLargeError, node_id: int, now_ms: float
+    ) -> None:
+        """Send several batches with less beside them; one that was alone fits into none."""
+        alone = len(request.entries) == 1
+        if not alone:
+            less = next_size(request.size_bytes, error.limit_bytes)
+            self._most_bytes = min(self._most_bytes, less)
+        for entry in filter(None, request.entries):
+            refused: PenstockError = refusal(entry.batch.partition, request.size_bytes, error)
+            if not alone:
+                entry.batch.attempts -= 1  # It may not have been its fault.
+                refused = NetworkError(error.message)
+            self._judge_error(entry.batch, refused, node_id, now_ms)
 
     def _acknowledge(self, batch: Batch[D], base_offset: int, log_append_time_ms: int) -> None:
         self.sequencer.acknowledge(batch)
@@ -519,7 +548,8 @@ class Sender(Generic[D]):
         for partition, leader in turns:
             again = self.sequencer.next_resend(partition)
             more_bytes = again.size_bytes if again else self.accumulator.first_size(partition)
-            if entries and size_bytes + more_bytes > self.settings.max_request_bytes:
+            most_bytes = min(self.settings.max_request_bytes, self._most_bytes)
+            if entries and size_bytes + more_bytes > most_bytes:
                 continue  # A smaller one may fit; who is first in a later turn goes in any case.
             size_bytes += more_bytes
             if again is not None:

@@ -186,12 +186,10 @@ spec:
             periodSeconds: 10
             timeoutSeconds: 5
             failureThreshold: 6
-          {{- if $broker }}
           lifecycle:
             preStop:
               exec:
                 command: [python, /opt/penstock/etc/prestop.py, {{ div .grace 2 | quote }}]
-          {{- end }}
           resources:
             {{- toYaml .resources | nindent 12 }}
           securityContext:

@@ -1,0 +1,109 @@
+"""Answers of all kinds count as long as the client has yet to take them, if they are large.
+
+Those with records are counted where they are read (penstock.broker.service.log). Others are made of
+metadata: each is small beside those, but of a large cluster they are not small, and of thousands
+that nobody takes the sum is not. So a connection that has too much to take already waits before
+another is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+import grpc
+
+from penstock.broker.service.unsent import Unsent
+from penstock.raft_meta.guarding import Guarded
+from penstock.wire.errors import RequestTimedOutError
+
+LARGE_BYTES: Final = 16 * 1024
+"""What is smaller is not counted: it is about what a call takes without its answer."""
+
+
+class Taken:
+    """Takes the servicer's methods from the generated code, in the place of a server.
+
+    Their answers are messages of Protocol Buffers. A call that finds no room in time ends with
+    RESOURCE_EXHAUSTED: no method has a place of its own for that in its answer. Large ones go out
+    as ``tell`` makes them; for all others that is the affair of the server that is given.
+    """
+
+    def __init__(
+        self, guarded: Guarded, unsent: Unsent, tell: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._guarded = guarded
+        self._unsent = unsent
+        self._tell = tell or (lambda response: response)
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Called with what ``add_registered_method_handlers`` gets too."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Called with a service's methods."""
+        counted = {name: self._counted(handler) for name, handler in handlers.items()}
+        self._guarded.add_registered_method_handlers(service, counted)
+
+    def _counted(self, handler: Any) -> Any:
+        if handler.request_streaming:
+            return handler  # Heartbeats: an answer is that of one member, and small.
+        if handler.response_streaming:
+            make, behave = grpc.unary_stream_rpc_method_handler, self._stream(handler.unary_stream)
+        else:
+            make, behave = grpc.unary_unary_rpc_method_handler, self._unary(handler.unary_unary)
+        serialize = handler.response_serializer
+        return make(
+            behave,
+            handler.request_deserializer,
+            lambda answer: answer if isinstance(answer, bytes) else serialize(answer),
+        )
+
+    def _unary(self, behave: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        unsent = self._unsent
+
+        async def answer(request: Any, context: Any) -> Any:
+            if unsent.total_bytes:
+                await self._wait_for_room(context)
+            response = await behave(request, context)
+            if (size_bytes := response.ByteSize()) >= LARGE_BYTES:
+                share = unsent.share(context.peer())
+                context.add_done_callback(share.release)
+                share.take(size_bytes)
+                # The message itself takes several times that, and would stay until it is taken.
+                return self._tell(response).SerializeToString()
+            return response
+
+        return answer
+
+    def _stream(self, behave: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        unsent = self._unsent
+
+        async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+            if unsent.total_bytes:
+                await self._wait_for_room(context)
+            async with contextlib.aclosing(behave(request, context)) as responses:
+                async for response in responses:
+                    if (size_bytes := response.ByteSize()) < LARGE_BYTES:
+                        yield response
+                        continue
+                    share = unsent.share(context.peer())
+                    share.take(size_bytes)
+                    response = self._tell(response).SerializeToString()  # noqa: PLW2901 - let go.
+                    try:
+                        yield response
+                    finally:  # Whoever asks for the next one has written this one.
+                        share.release()
+
+        return answer
+
+    async def _wait_for_room(self, context: Any) -> None:
+        share = self._unsent.share(context.peer())
+        try:
+            await share.room(self._unsent.until_s())
+        except RequestTimedOutError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
+        finally:
+            share.release()

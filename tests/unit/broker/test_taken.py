@@ -1,0 +1,113 @@
+"""Large answers of any kind count until they are taken, through a real server and a real client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from penstock.broker.service.taken import LARGE_BYTES, Taken
+from penstock.broker.service.unsent import Unsent, UnsentLimits
+from penstock.raft_meta.guarding import Guarded
+from penstock.v1 import metadata_pb2
+from penstock.v1.metadata_pb2_grpc import (
+    MetadataServicer,
+    MetadataStub,
+    add_MetadataServicer_to_server,
+)
+from tests.support import eventually
+from tests.unit.broker.test_unsent import Counts
+
+LIMIT_BYTES = 4 * LARGE_BYTES
+
+
+class Telling(MetadataServicer):
+    """Answers with as much as it is told to."""
+
+    def __init__(self) -> None:
+        self.size_bytes = LARGE_BYTES
+        self.asked = 0
+        self.gate = asyncio.Event()
+
+    async def DescribeCluster(self, request: Any, context: Any) -> Any:
+        self.asked += 1
+        return metadata_pb2.DescribeClusterResponse(cluster_id="x" * self.size_bytes)
+
+    async def DescribeTopics(self, request: Any, context: Any) -> Any:
+        return metadata_pb2.DescribeTopicsResponse()
+
+    async def FindCoordinator(self, request: Any, context: Any) -> Any:
+        return metadata_pb2.FindCoordinatorResponse()
+
+    async def Watch(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # As the broker's.
+        brokers = [metadata_pb2.BrokerDescription(host="x" * self.size_bytes)]
+        yield metadata_pb2.WatchResponse(brokers=brokers)
+        await self.gate.wait()
+
+
+@asynccontextmanager
+async def served(telling: Telling) -> AsyncIterator[tuple[Unsent, Any]]:
+    server = aio.server()
+    limits = UnsentLimits(
+        max_bytes=LIMIT_BYTES * 4 // 3, connection_max_bytes=LIMIT_BYTES, stalled_ms=60_000
+    )
+    unsent = Unsent(limits, lambda _: True, Counts())
+    taken: Any = Taken(Guarded(server), unsent)
+    add_MetadataServicer_to_server(telling, taken)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield unsent, MetadataStub(channel)
+    finally:
+        await server.stop(None)
+        await unsent.stop()
+
+
+async def test_what_is_taken_counts_no_more() -> None:
+    async with served(Telling()) as (unsent, stub):
+        for _ in range(20):
+            await stub.DescribeCluster(metadata_pb2.DescribeClusterRequest())
+        await eventually(lambda: unsent.total_bytes == 0)
+
+
+async def test_a_call_waits_for_room_before_its_answer_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    telling = Telling()
+    async with served(telling) as (unsent, stub):
+        await stub.DescribeCluster(metadata_pb2.DescribeClusterRequest())
+        # All there is, held by another call of the same connection.
+        peers: list[str] = []
+        share = unsent.share
+        monkeypatch.setattr(unsent, "share", lambda peer: peers.append(peer) or share(peer))
+        await stub.DescribeCluster(metadata_pb2.DescribeClusterRequest())
+        await eventually(lambda: unsent.total_bytes == 0)
+        held = share(peers[0])
+        held.take(LIMIT_BYTES)
+        waiting = stub.DescribeCluster(metadata_pb2.DescribeClusterRequest())
+        await eventually(lambda: bool(unsent._waiting))
+        assert telling.asked == 2
+        held.release()
+        await waiting
+        assert telling.asked == 3
+        share(peers[0]).take(LIMIT_BYTES)
+        monkeypatch.setattr("penstock.broker.service.unsent._WAIT_S", 0.05)
+        with pytest.raises(aio.AioRpcError, match=r"unsent.connection.max.bytes") as refused:
+            await stub.DescribeCluster(metadata_pb2.DescribeClusterRequest())
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert telling.asked == 3
+
+
+async def test_what_a_stream_says_is_told_and_counts_no_more() -> None:
+    telling = Telling()
+    async with served(telling) as (unsent, stub):
+        told = await stub.Watch(metadata_pb2.WatchRequest()).read()
+        assert len(told.brokers[0].host) == LARGE_BYTES
+        await eventually(lambda: unsent.total_bytes == 0)
+        telling.gate.set()
