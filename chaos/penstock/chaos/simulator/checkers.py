@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from penstock.broker.core.log_copy import LogCopy
 from penstock.broker.core.partition_events import Role
 from penstock.chaos.simulator.contents import Contents
+from penstock.chaos.simulator.copies import Copies
 from penstock.chaos.simulator.disk import Disk
 from penstock.chaos.simulator.history import CommittedLog, Violation, check
 from penstock.chaos.simulator.memory_log import MemoryLog
@@ -49,15 +50,6 @@ class _Led:
     end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """A log that was dropped, to be copied from a leader epoch by a process, up to an offset."""
-
-    leader_epoch: int
-    broker_epoch: int
-    end_offset: int
-
-
 class Checkers:
     """All invariants of one run. ``disks``: of every node, to look at.
 
@@ -85,7 +77,7 @@ class Checkers:
         self._snapshots: dict[int, bytes] = {}
         self._damaged: dict[tuple[int, TopicIdPartition], int] = {}  # By whose broker epoch.
         self._registered: dict[int, int] = {}  # The brokers' epochs, as the controllers have them.
-        self._copied: dict[tuple[int, TopicIdPartition], _Copied] = {}
+        self._copies = Copies(self._disks)
         self._may_lose: dict[tuple[TopicIdPartition, int], list[int]] = {}
         self.processes: list[bytes] = []  # The brokers' incarnation ids, as they began.
         self._newest_process: dict[int, int] = {}  # By broker: its number, as registered.
@@ -400,32 +392,7 @@ class Checkers:
                     f"{key.partition}: broker {node_id} drops its log, the last to have the "
                     f"committed batch at {header.base_offset}",
                 )
-        self._copied[node_id, key] = _Copied(
-            copy.leader.leader_epoch, broker_epoch, copy.end_offset
-        )
-
-    def _check_copies(self) -> None:
-        """A replica is on record as damaged until its new log goes as far as the leader's went.
-
-        So it is as long as that one leads, and the process lives.
-        """
-        for (node_id, key), copied in list(self._copied.items()):
-            partition = self.partitions.get(key)
-            if (
-                partition is None
-                or node_id not in partition.replicas
-                or partition.leader_epoch != copied.leader_epoch
-                or self._registered.get(node_id) != copied.broker_epoch
-            ):
-                del self._copied[node_id, key]
-            elif node_id not in partition.offline:
-                del self._copied[node_id, key]
-                end = (self._disks[node_id].contents(key) or Contents()).end
-                check(
-                    end >= copied.end_offset,
-                    f"{key.partition}: broker {node_id} is on record as sound, and the copy of its "
-                    f"log goes to {end} and not yet to {copied.end_offset}",
-                )
+        self._copies.begin(node_id, broker_epoch, copy)
 
     def lacks_nothing(self, node_id: int, key: TopicIdPartition) -> bool:
         """A node's log has all that was ever committed, and no bit of it is flipped."""
@@ -583,7 +550,7 @@ class Checkers:
                 self._partition_changed(key, before[key], partition, state.brokers, unclean=unclean)
             self._check_in_sync(key)
         self._registered = registered
-        self._check_copies()
+        self._copies.check(self.partitions, registered)
         return True
 
     def _check_newest(self, node_id: int, incarnation_id: bytes) -> None:
