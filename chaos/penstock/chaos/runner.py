@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.chaos import completeness
 from penstock.chaos.checkers import Checker, Evidence, ReplicaRecords
 from penstock.chaos.checkers.availability import objective_of
 from penstock.chaos.checkers.registry import Settings, judge, left_out
@@ -315,6 +316,9 @@ class Runner:
         write_evidence(evidence, self._directory / EVIDENCE_DIRECTORY)
         history = read_history(*histories)
         history.write(self._directory / HISTORY_FILE)
+        self._figures[completeness.FIGURE] = completeness.seal(
+            self._directory / HISTORY_FILE, history
+        )
         for path in histories:
             path.unlink()
         judgement = conclude(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.chaos import completeness
 from penstock.chaos.checkers import Checker, Evidence
 from penstock.chaos.checkers.registry import CHECKERS, applicable, judge
 from penstock.chaos.errors import PlanError
@@ -57,13 +58,17 @@ def read_run(directory: Path) -> StoredRun:
 def judge_again(run: StoredRun) -> Judgement:
     """What the checkers of today say of it; kept in its directory.
 
-    What the runner itself found, such as a cluster that did not recover, is taken over.
+    What the runner itself found, such as a cluster that did not recover, is taken over. Of a
+    history that is not the one that the run wrote nothing is said for certain.
     """
-    judges = set(CHECKERS)
+    judges = {*CHECKERS, completeness.CHECKER}
     before = Judgement([])
     if (run.directory / VERDICT_FILE).exists():
         before = read_judgement(run.directory)
     own = [one for one in before.verdicts if one.checker not in judges]
+    sealed = before.figures.get(completeness.FIGURE)
+    if sealed is not None:
+        own += completeness.doubts(run.directory / HISTORY_FILE, run.history, sealed)
     judgement = conclude(run.plan, run.history, run.evidence, own, before.figures)
     write_judgement(judgement, run.directory)
     return judgement

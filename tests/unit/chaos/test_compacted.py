@@ -8,7 +8,15 @@ import pytest
 
 from penstock.chaos.checkers import Checker
 from penstock.chaos.checkers.compacted import CompactedLast, CompactedPast
-from tests.unit.chaos.histories import FAIL, INFO, Script, is_false, is_true, is_unknown
+from tests.unit.chaos.histories import (
+    FAIL,
+    INFO,
+    Script,
+    is_false,
+    is_true,
+    is_unknown,
+    without_last,
+)
 
 BOTH = (CompactedLast(), CompactedPast())
 
@@ -19,10 +27,10 @@ class Keys(Script):
         asked = {"topic": "kv", "partition": 0, "key": key, "number": number}
         self.do("w", "put", {**asked, "tombstone": tombstone}, {"offset": offset}, **more)
 
-    def scan(self, *entries: tuple[int, str, int], end: int) -> None:
+    def scan(self, *entries: tuple[int, str, int], end: int, final: bool = False) -> None:
         asked = {"topic": "kv", "partition": 0}
         answer = {"entries": [list(entry) for entry in entries], "end": end}
-        self.do("r", "scan", asked, answer)
+        self.do("r", "scan", asked, answer, final=final)
 
 
 def kept() -> Keys:
@@ -39,7 +47,7 @@ def kept() -> Keys:
     script.scan((0, "a", 1), (2, "a", 2), (4, "c", 1), end=5)
     script.put("a", 3, 5)
     script.scan((4, "c", 1), (5, "a", 3), end=6)
-    script.scan((2, "a", 2), (4, "c", 1), (5, "a", 3), end=6)
+    script.scan((2, "a", 2), (4, "c", 1), (5, "a", 3), end=6, final=True)
     return script
 
 
@@ -47,6 +55,14 @@ def kept() -> Keys:
 def test_compaction_that_keeps_the_last_passes(checker: Checker) -> None:
     is_true(checker, kept())
     is_unknown(checker, Script(), "no scan was answered")
+
+
+@pytest.mark.parametrize("checker", BOTH, ids=lambda one: one.name)
+def test_nothing_is_certain_without_the_end(checker: Checker) -> None:
+    is_unknown(checker, without_last(kept(), 2), "there is no final scan of kv-0")
+    script = kept()
+    script.put("a", 4, 6)
+    is_unknown(checker, script, "the final scans of kv-0 end at 6, and 6 was put")
 
 
 def test_the_last_value_is_kept() -> None:

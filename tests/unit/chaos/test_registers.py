@@ -21,6 +21,7 @@ from tests.unit.chaos.histories import (
     is_false,
     is_true,
     is_unknown,
+    without_last,
 )
 
 
@@ -28,8 +29,11 @@ class Registers(Script):
     def write(self, value: Any, version: int | None = None, *, p: str = "w", **more: Any) -> None:
         self.do(p, "write", {"register": "x", "value": value}, {"version": version}, **more)
 
-    def read(self, value: Any, version: int | None = None, *, p: str = "r") -> None:
-        self.do(p, "read", {"register": "x"}, {"value": value, "version": version})
+    def read(
+        self, value: Any, version: int | None = None, *, p: str = "r", final: bool = False
+    ) -> None:
+        answer = {"value": value, "version": version}
+        self.do(p, "read", {"register": "x"}, answer, final=final)
 
     def cas(self, expected: Any, value: Any, *, p: str = "c", **more: Any) -> None:
         self.do(p, "cas", {"register": "x", "expected": expected, "value": value}, {}, **more)
@@ -52,7 +56,9 @@ def test_what_a_register_does_one_at_a_time_passes() -> None:
     script.read(5)
     script.complete("b", "write")
     script.complete("a", "write")
-    assert is_true(LinearizableRegister(), script).looked_at == 11
+    script.read(5, final=True)
+    assert is_true(LinearizableRegister(), script).looked_at == 12
+    is_unknown(LinearizableRegister(), without_last(script, 2), "no final read of register x")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +111,7 @@ def versioned() -> Registers:
     script.read(1, 5)
     script.read(2, 6)
     script.write(3, 9)
+    script.read(3, 9, final=True)
     return script
 
 

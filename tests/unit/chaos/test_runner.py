@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from dataclasses import replace
@@ -14,6 +15,7 @@ from penstock.chaos.checkers import Evidence
 from penstock.chaos.cluster import OFFERED, Capability
 from penstock.chaos.errors import ClusterError, NotHereError, PlanError
 from penstock.chaos.history import History
+from penstock.chaos.judging import read_judgement
 from penstock.chaos.live import Status
 from penstock.chaos.nemeses import Fault, ScheduledFault
 from penstock.chaos.run_plan import RunPlan, read_plan
@@ -108,6 +110,10 @@ def test_a_run_ends_by_itself(tmp_path: Path) -> None:
     assert not outcome.interrupted
     assert [one.checker for one in outcome.judgement.verdicts] == ["recovery"]
     assert outcome.judgement.figures["recovery_ms"] >= 0
+    written = (tmp_path / "history.jsonl").read_bytes()
+    told = read_judgement(tmp_path).figures["history"]
+    assert told["events"] == len(written.splitlines())
+    assert told["sha256"] == hashlib.sha256(written).hexdigest()
 
 
 def test_a_cluster_that_does_not_recover_is_a_broken_promise(tmp_path: Path) -> None:

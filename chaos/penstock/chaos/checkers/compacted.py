@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.chaos.checkers import Evidence
-from penstock.chaos.checkers.records import partition_name
+from penstock.chaos.checkers.records import is_final, partition_name
 from penstock.chaos.checkers.showing import Shown, show
 from penstock.chaos.history import Event, History, Operation, Type
 from penstock.chaos.verdict import Findings, Verdict
@@ -63,6 +63,19 @@ def _end(scan: Operation) -> int:
     return int(_completed(scan).value["end"])
 
 
+def _doubt_the_end(findings: Findings, partitions: Mapping[str, _Partition]) -> None:
+    """Say nothing for certain of a partition that was not scanned whole after everything was
+    healed: a key may be gone that nobody looked for.
+    """
+    for name, its in partitions.items():
+        ends = [_end(scan) for scan in its.scans if is_final(scan)]
+        last = max((offset for put in its.puts if (offset := _offset(put)) is not None), default=-1)
+        if not ends:
+            findings.doubt(f"there is no final scan of {name}")
+        elif max(ends) <= last:
+            findings.doubt(f"the final scans of {name} end at {max(ends)}, and {last} was put")
+
+
 def _show(scan: Operation, key: str) -> Iterator[Shown]:
     """A scan with the entries of one key alone."""
     for shown in show(scan):
@@ -80,7 +93,8 @@ class CompactedLast:
     the key's last entry, one at a lower offset than that of a put of the key that was acknowledged
     before the scan was invoked, below the scan's end; or told of no entry of the key, though the
     last such put was no tombstone (and no later tombstone was on its way). After a tombstone the
-    key may be absent, but no older value may be its last. An anomaly is a scan and a key.
+    key may be absent, but no older value may be its last. An anomaly is a scan and a key. Nothing
+    is said for certain of a partition without a final scan of all that was acknowledged.
     """
 
     name = "compacted-last"
@@ -89,7 +103,9 @@ class CompactedLast:
         """Judge."""
         del evidence
         findings = Findings(self.name)
-        for name, its in _partitions(history).items():
+        partitions = _partitions(history)
+        _doubt_the_end(findings, partitions)
+        for name, its in partitions.items():
             by_answer = sorted(
                 (put for put in its.puts if _offset(put) is not None),
                 key=lambda put: _completed(put).t,
@@ -151,7 +167,7 @@ class CompactedPast:
     back with another leader: each replica compacts for itself.) An entry is a phantom where nobody
     had put its key with its number before the scan was answered, or the put failed, or was
     acknowledged at another offset. Entries are told in the order of their offsets, each once. An
-    anomaly is a scan and an entry.
+    anomaly is a scan and an entry. Without a final scan of all nothing is said for certain.
     """
 
     name = "compacted-past"
@@ -160,7 +176,9 @@ class CompactedPast:
         """Judge."""
         del evidence
         findings = Findings(self.name)
-        for name, its in _partitions(history).items():
+        partitions = _partitions(history)
+        _doubt_the_end(findings, partitions)
+        for name, its in partitions.items():
             puts: dict[tuple[str, int], list[Operation]] = defaultdict(list)
             for put in its.puts:
                 puts[put.invoked.value["key"], put.invoked.value["number"]].append(put)

@@ -10,6 +10,7 @@ import orjson
 
 from penstock.chaos.checkers import Evidence
 from penstock.chaos.checkers.linearizing import NEVER, Step, search, without_idle
+from penstock.chaos.checkers.records import is_final
 from penstock.chaos.checkers.showing import show
 from penstock.chaos.history import History, Operation, Type
 from penstock.chaos.verdict import Findings, Verdict
@@ -26,7 +27,7 @@ class LinearizableRegister:
     a version with two values or two writes, a version that goes back in time, and a value that
     nobody could have written yet are the anomalies. Otherwise an order is searched for; an anomaly
     is a register without one, and nothing is said where the search takes more than ``budget``
-    steps.
+    steps, or a register was not read in the end, after everything was healed.
     """
 
     name = "linearizable"
@@ -46,6 +47,8 @@ class LinearizableRegister:
         steps = 0
         for name, operations in sorted(registers.items()):
             findings.looked_at += sum(one.type is Type.OK for one in operations)
+            if not any(_is_final_read(one) for one in operations):
+                findings.doubt(f"there is no final read of register {name}")
             if _tell_versions(operations):
                 for what, shown in _wrong_versions(operations, self._initial):
                     findings.add(f"register {name}: {what}", *show(*shown))
@@ -78,6 +81,10 @@ class LinearizableRegister:
                 *show(*before, stuck, *beside[:_SHOWN_BESIDE]),
             )
         return outcome.steps
+
+
+def _is_final_read(one: Operation) -> bool:
+    return one.invoked.f == "read" and one.type is Type.OK and is_final(one)
 
 
 def _key(value: Any) -> str:

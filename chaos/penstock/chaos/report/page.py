@@ -29,6 +29,7 @@ _MEGABYTE: Final = 1e6
 _OWN: Final[Mapping[str, str]] = {
     "recovery": "After everything was healed every node served and every partition had its leader.",
     "faults": "What was planned to be broken was broken.",
+    "history": "The history that is judged is the one that the run wrote.",
 }
 _SAID: Final = {
     Valid.TRUE: "every promise was kept",
