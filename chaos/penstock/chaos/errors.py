@@ -11,6 +11,10 @@ class HistoryError(ChaosError):
     """A history cannot be judged, since it is not one."""
 
 
+class EvidenceError(ChaosError):
+    """What was gathered beside a history cannot be read."""
+
+
 class PlanError(ChaosError, ValueError):
     """A run cannot be as it was asked for: an unknown name, or a fault that the backend has not."""
 
@@ -25,3 +29,12 @@ class FaultError(ChaosError):
 
 class ClusterError(ChaosError):
     """The cluster could not be started, or did not recover after everything was healed."""
+
+
+def reason_of(error: Exception) -> str:
+    """What an exception says, for a person: never its repr, and never nothing."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, KeyError) and error.args:
+        return f"{error.args[0]} is missing"
+    return str(error) or type(error).__name__

@@ -12,6 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from typing import Any, Final
 from penstock.chaos.checkers import Evidence, HeldFault, ReplicaRecords, Sample
 from penstock.chaos.checkers.crashes import tells_of_a_crash
 from penstock.chaos.cluster import Cluster
+from penstock.chaos.errors import EvidenceError, reason_of
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import iter_batches
 
@@ -165,27 +167,34 @@ def write_evidence(evidence: Evidence, directory: Path) -> None:
 
 
 def read_evidence(directory: Path, faults: Sequence[HeldFault]) -> Evidence:
-    """What ``write_evidence`` wrote, as far as it is there."""
-    logs: dict[int, list[str]] = {}
-    crashes = directory / "crashes.json"
-    if crashes.exists():
-        found = json.loads(crashes.read_text(encoding="utf-8"))
-        logs = {int(node): lines for node, lines in found.items()}
-    return Evidence(
-        faults,
-        [Sample(**one) for one in _read_lines(directory / "samples.jsonl")],
-        [
-            ReplicaRecords(
-                **{
-                    **one,
-                    "batches": [(low, high, bytes.fromhex(d)) for low, high, d in one["batches"]],
-                }
-            )
-            for one in _read_lines(directory / "replicas.jsonl")
-        ],
-        logs,
-        list(_read_lines(directory / "watermarks.jsonl")),
-    )
+    """What ``write_evidence`` wrote, as far as it is there. Raises EvidenceError."""
+    with readable(directory / "crashes.json") as path:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        logs = {int(node): list(lines) for node, lines in found.items()}
+    with readable(directory / "samples.jsonl") as path:
+        samples = [Sample(**one) for one in _read_lines(path)]
+    with readable(directory / "replicas.jsonl") as path:
+        replicas = [_replica(one) for one in _read_lines(path)]
+    with readable(directory / "watermarks.jsonl") as path:
+        watermarks = list(_read_lines(path))
+    return Evidence(faults, samples, replicas, logs, watermarks)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[Path]:
+    """Raises EvidenceError where what is done with the file inside finds it to be none of ours."""
+    try:
+        yield path
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise EvidenceError(
+            f"{path} is no evidence of a run ({reason_of(error)}); next: take the file out of its "
+            "directory, and what it tells is not judged"
+        ) from error
+
+
+def _replica(fields: Mapping[str, Any]) -> ReplicaRecords:
+    batches = [(low, high, bytes.fromhex(digest)) for low, high, digest in fields["batches"]]
+    return ReplicaRecords(**{**fields, "batches": batches})
 
 
 def _write_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:

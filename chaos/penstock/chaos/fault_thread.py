@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from penstock.chaos.checkers import HeldFault
 from penstock.chaos.cluster import Cluster
+from penstock.chaos.errors import FaultError
+from penstock.chaos.evidence import readable
 from penstock.chaos.nemeses import Fault, Nemesis, ScheduledFault
 from penstock.chaos.roles import Picture, resolve
 from penstock.client import AdminClient
@@ -63,11 +65,16 @@ class FaultRecord:
 
 
 def read_faults(path: Path) -> list[FaultRecord]:
-    """What a run wrote into ``faults.jsonl``."""
+    """What a run wrote into ``faults.jsonl``. Raises EvidenceError."""
     if not path.exists():
         return []
-    with path.open(encoding="utf-8") as file:
+    with readable(path), path.open(encoding="utf-8") as file:
         return [FaultRecord.of(line) for line in file if line.endswith("\n")]
+
+
+def _told(error: Exception) -> str:
+    """For the report: of what nobody expected also its kind."""
+    return str(error) if isinstance(error, FaultError) else f"{type(error).__name__}: {error}"
 
 
 class _Scene:
@@ -159,7 +166,7 @@ class FaultThread:
             except Exception as error:
                 # Whatever it is, the run goes on and the report shows it.
                 now = self._now_ns()
-                return FaultRecord(number, fault, began, now, now, None, repr(error))
+                return FaultRecord(number, fault, began, now, now, None, _told(error))
             holds = self._now_ns()
             self._stop.wait(scheduled.hold_ms / 1000)
             why = ""
@@ -167,7 +174,7 @@ class FaultThread:
                 scene = _Scene(self._cluster, self._picture, random, held["struck"])
                 nemesis.heal(fault, scene, held)
             except Exception as error:
-                why = f"not healed: {error!r}"
+                why = f"not healed: {_told(error)}"
             return FaultRecord(number, fault, began, holds, self._now_ns(), held, why)
         finally:
             self._on_change(None)

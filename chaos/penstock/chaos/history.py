@@ -20,7 +20,7 @@ from typing import IO, Any, Final, TypeVar
 
 import orjson
 
-from penstock.chaos.errors import HistoryError
+from penstock.chaos.errors import HistoryError, reason_of
 
 FINAL: Final = "final"
 
@@ -221,11 +221,17 @@ class HistoryWriter:
 def read_history(*paths: Path) -> History:
     """The events of these files together.
 
-    Raises HistoryError where a line is no event, but for the last one of a file, which may have
-    been cut when its writer was killed.
+    Raises HistoryError where a file cannot be read, or a line is no event, but for the last one of
+    a file, which may have been cut when its writer was killed.
     """
     with _without_collecting():
-        return History(event for path in paths for event in _read(path))
+        try:
+            return History(event for path in paths for event in _read(path))
+        except OSError as error:
+            raise HistoryError(
+                f"{error.filename} cannot be read ({reason_of(error)}); next: name the history of "
+                "a run"
+            ) from None
 
 
 @contextmanager
@@ -249,6 +255,6 @@ def _read(path: Path) -> Iterator[Event]:
                 yield _Line(line)
             except (KeyError, TypeError, ValueError) as error:
                 raise HistoryError(
-                    f"{path}, line {number} is no event of a history ({error!r}); next: see "
-                    "whether this is the history.jsonl of a run, whole"
+                    f"{path}, line {number} is no event of a history ({reason_of(error)}); next: "
+                    "see whether this is the history.jsonl of a run, whole"
                 ) from None

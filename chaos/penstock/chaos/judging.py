@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.chaos.errors import PlanError
+from penstock.chaos.errors import PlanError, reason_of
 from penstock.chaos.verdict import Anomaly, Valid, Verdict, compose
 
 VERDICT_FILE: Final = "verdict.json"
@@ -62,5 +62,6 @@ def read_judgement(directory: Path) -> Judgement:
         return Judgement(verdicts, value["figures"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise PlanError(
-            f"{path} holds no verdict ({error!r}); next: judge the run with `penstock chaos check`"
+            f"{path} holds no verdict ({reason_of(error)}); next: remove it, and judge the run "
+            "with `penstock chaos check`"
         ) from None

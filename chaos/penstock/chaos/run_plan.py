@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.chaos.errors import PlanError
+from penstock.chaos.errors import PlanError, reason_of
 from penstock.chaos.workloads import Plan
 
 PLAN_FILE: Final = "plan.json"
@@ -84,7 +84,7 @@ def read_plan(directory: Path) -> RunPlan:
         fields = json.loads(path.read_text(encoding="utf-8"))
         fields.pop("command", None)
         return RunPlan(**fields)
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, TypeError, ValueError) as error:
         raise PlanError(
-            f"{path} is no plan of a run ({error!r}); next: name the directory of a run"
+            f"{path} is no plan of a run ({reason_of(error)}); next: name the directory of a run"
         ) from None

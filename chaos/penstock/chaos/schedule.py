@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from penstock.chaos.errors import PlanError
+from penstock.chaos.errors import PlanError, reason_of
 from penstock.chaos.nemeses import Fault, Nemesis, ScheduledFault
 
 _QUIET_MS: Final = 3_000
@@ -54,7 +54,8 @@ def read_schedule(path: Path) -> list[ScheduledFault]:
             ScheduledFault(int(one["at_ms"]), int(one["hold_ms"]), Fault(**one["fault"]))
             for one in entries
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise PlanError(
-            f"{path} is no schedule of faults ({error!r}); next: take schedule.json of a run"
+            f"{path} is no schedule of faults ({reason_of(error)}); next: take schedule.json of a "
+            "run"
         ) from None

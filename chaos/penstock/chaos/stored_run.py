@@ -15,7 +15,7 @@ from penstock.chaos.fault_thread import FaultRecord, read_faults
 from penstock.chaos.history import History, read_history
 from penstock.chaos.judging import VERDICT_FILE, Judgement, read_judgement, write_judgement
 from penstock.chaos.report import write_report
-from penstock.chaos.run_plan import RunPlan, read_plan
+from penstock.chaos.run_plan import PLAN_FILE, RunPlan, read_plan
 from penstock.chaos.runner import (
     EVIDENCE_DIRECTORY,
     FAULTS_FILE,
@@ -41,9 +41,14 @@ class StoredRun:
 
 
 def read_run(directory: Path) -> StoredRun:
-    """The run of a directory. Raises PlanError, HistoryError."""
-    plan = read_plan(directory)
+    """The run of a directory. Raises PlanError, HistoryError, EvidenceError."""
     history = directory / HISTORY_FILE
+    if history.exists() and not (directory / PLAN_FILE).exists():
+        raise PlanError(
+            f"{directory} has a history and no {PLAN_FILE} that says of what run; next: "
+            f"`penstock chaos check {history}` judges the history alone"
+        )
+    plan = read_plan(directory)
     if not history.exists():
         raise PlanError(
             f"{directory} has no {HISTORY_FILE}: its run never came to its end; next: name the "

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -85,13 +85,39 @@ def carry_out(
         plan, faults = replace(plan, schedule=""), plan_faults(plan)
     else:
         plan = as_scheduled(plan, directory)
-    cluster = make_cluster(plan, directory, faults)
-    plan = replace(plan, versions={**versions(), **cluster.versions})
-    runner = Runner(plan, cluster, directory, faults=faults, onlooker=onlooker, stop=stop.event)
+    with _made(directory):
+        cluster = make_cluster(plan, directory, faults)
+        plan = replace(plan, versions={**versions(), **cluster.versions})
+        runner = Runner(plan, cluster, directory, faults=faults, onlooker=onlooker, stop=stop.event)
     outcome = runner.run()
     if outcome.valid.value == "true" and not keep_data:
         shutil.rmtree(directory / CLUSTER_DIRECTORY, ignore_errors=True)
     return outcome, report_stored(directory)
+
+
+@contextmanager
+def _made(directory: Path) -> Iterator[None]:
+    """With the directory of a run, which is taken back where the plan is refused. Raises PlanError.
+
+    What a backend can do is known of one that was made, which has directories of its own.
+    """
+    from penstock.chaos.errors import PlanError, reason_of  # noqa: PLC0415 - not for --help.
+
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanError(
+            f"{directory} cannot be made ({reason_of(error)}); next: name another with --out"
+        ) from error
+    try:
+        yield
+    except PlanError:
+        shutil.rmtree(directory / CLUSTER_DIRECTORY, ignore_errors=True)
+        with suppress(OSError):  # Another run may have made its own beside it.
+            for path in missing:
+                path.rmdir()
+        raise
 
 
 def interrupted_status(stop: StopRequest) -> int:

@@ -219,6 +219,8 @@ def _milliseconds(option: str, texts: list[str]) -> dict[str, int]:
 
 
 def _refuse_filled(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise typer.BadParameter(f"--out {directory}: it is no directory; name one")
     if directory.exists() and any(directory.iterdir()):
         raise typer.BadParameter(f"--out {directory}: it is not empty; name another directory")
 
@@ -260,7 +262,7 @@ def _bugs() -> list[tuple[str, str, str]]:
 def check(
     ctx: typer.Context,
     path: Annotated[
-        Path, typer.Argument(metavar="HISTORY|DIR", help="A history, or the directory of a run.")
+        Path, typer.Argument(metavar="DIR|FILE", help="The directory of a run, or a history alone.")
     ],
     *,
     output: Output = None,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from penstock.cli.errors import EXIT_FAILED, OWN_STEP, report
+from penstock.cli.errors import EXIT_FAILED, OWN_STEP, explain, report
 from penstock.cli.output import format_count, print_json, print_table
+from penstock.cli.standard_streams import OutputError
+from penstock.wire.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.chaos.judging import Judgement
@@ -32,8 +37,13 @@ def harness_errors() -> Iterator[None]:
     """Turn what goes wrong in the harness into a line and an exit status.
 
     A plan that cannot be is a mistake of usage (2); of anything else nothing can be said (3).
+    Whatever is raised, it is never the 1 of a promise that was broken.
     """
-    from penstock.chaos.errors import ChaosError, PlanError  # noqa: PLC0415 - not for --help.
+    from penstock.chaos.errors import (  # noqa: PLC0415 - not for --help.
+        ChaosError,
+        PlanError,
+        reason_of,
+    )
 
     try:
         yield
@@ -42,6 +52,29 @@ def harness_errors() -> Iterator[None]:
         report(f"error: {message}" + (f"\nnext: {step}" if separator else ""))
         is_usage = isinstance(error, PlanError)
         raise typer.Exit(_EXIT_USAGE if is_usage else EXIT_UNKNOWN) from error
+    except (typer.Exit, typer.Abort, typer.BadParameter, OutputError):
+        raise  # They say themselves how this ends.
+    except PenstockError as error:
+        report(explain(error))
+        raise typer.Exit(EXIT_UNKNOWN) from error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        report(f"error: {where}{reason_of(error)}\nnext: see that files there can be used")
+        raise typer.Exit(EXIT_UNKNOWN) from error
+    except Exception as error:  # Nobody expected it: of the run nothing is known.
+        report(
+            f"error: the harness broke: {type(error).__name__}: {error}\n"
+            f"next: {_keep_traceback()} says where; please tell Penstock's makers"
+        )
+        raise typer.Exit(EXIT_UNKNOWN) from error
+
+
+def _keep_traceback() -> str:
+    """The file that has that of what is handled just now."""
+    descriptor, path = tempfile.mkstemp(prefix="penstock-chaos-", suffix=".log")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        traceback.print_exc(file=file)
+    return path
 
 
 def show_judgement(
