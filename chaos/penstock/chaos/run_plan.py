@@ -52,7 +52,9 @@ class RunPlan:
     def command(self) -> str:
         """The command line that repeats it."""
         words = ["penstock", "chaos", "run", "--workload", self.workload]
-        words += ["--nemesis", self.nemesis or "none", "--nodes", str(self.nodes)]
+        # The faults of a schedule are those of its nemeses, which need no naming.
+        words += [] if self.schedule else ["--nemesis", self.nemesis or "none"]
+        words += ["--nodes", str(self.nodes)]
         words += ["--duration", f"{self.duration_s:g}", "--seed", str(self.seed)]
         words += ["--rate", f"{self.rate:g}", "--interval", f"{self.interval_s:g}"]
         if self.recovery_s != RECOVERY_S:

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from penstock.chaos.verdict import Anomaly, Valid, Verdict
 from penstock.chaos.workloads.registry import WORKLOADS
 from penstock.cli.app import app
 from penstock.cli.chaos import commands, matrix, shrink
+from penstock.cli.chaos.carry_out import as_scheduled
 from penstock.cli.chaos.progress import describe
 from penstock.cli.chaos.sim import _Runs
 
@@ -182,6 +184,7 @@ def test_an_objective_that_is_none_is_refused(tmp_path: Path, text: str, what: s
 
 
 def failed_run(directory: Path, scheduled: list[ScheduledFault]) -> None:
+    directory.mkdir(exist_ok=True)
     PLAN.write(directory)
     write_schedule(scheduled, directory / "schedule.json")
     write_judgement(Judgement([verdict(Valid.FALSE), verdict(Valid.TRUE, "reorder")]), directory)
@@ -203,8 +206,48 @@ def test_shrink_leaves_the_faults_that_it_takes(
     stage(monkeypatch, broken_by(300, 700))
     done = chaos("shrink", tmp_path, "--trials", "100", "--output", "json")
     assert done.exit_code == 0
-    assert json.loads(done.stdout)["faults"] == 2
+    told = json.loads(done.stdout)
+    assert told["faults"] == 2
     assert read_schedule(tmp_path / "smallest.json") == faults(300, 700)
+
+
+def test_what_shrink_finds_is_repeated_by_the_command_that_it_prints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failed_run(tmp_path / "failed", faults(100, 300))
+    bugged = replace(PLAN, bug="retries-are-appended-again", options={"readers": "1"})
+    bugged.write(tmp_path / "failed")
+    stage(monkeypatch, broken_by(300))
+    done = chaos("shrink", tmp_path / "failed")
+    [line] = [one for one in done.stdout.splitlines() if one.startswith("repeat: ")]
+    _, _, _, *words = shlex.split(line)
+    again, scheduled, _ = plans_of(monkeypatch, *words, "--out", tmp_path / "again")
+    assert scheduled == faults(300)
+    given = replace(again, nemesis=PLAN.nemesis)
+    assert given == bugged
+
+
+def test_faults_of_a_file_are_not_beside_others(tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+    write_schedule(faults(100), path)
+    done = chaos("run", "--schedule", path, "--nemesis", "kill", "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert "name one of them" in done.stderr
+
+
+def test_a_run_is_called_by_the_faults_of_its_file_and_warns_of_late_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    strange = ScheduledFault(9_000, 10, Fault("pause", "pause", "random"))
+    plan = as_scheduled(PLAN, tmp_path / "some.json", [*faults(100, 200), strange])
+    assert plan.nemesis == "kill,pause"
+    assert "--nemesis" not in plan.command()
+    write_schedule([*faults(100), strange], tmp_path / "some.json")
+    run = ("run", "--schedule", tmp_path / "some.json", "--out", tmp_path / "run")
+    _, _, done = plans_of(monkeypatch, *run, "--duration", "9")
+    assert "warning: 1 of the 2 faults" in done.stderr
+    _, _, done = plans_of(monkeypatch, *run, "--duration", "10")
+    assert "warning" not in done.stderr
 
 
 def test_shrink_says_when_the_failure_did_not_come_again(

@@ -54,14 +54,10 @@ class StopRequest:
         self.event.set()
 
 
-def as_scheduled(plan: RunPlan, directory: Path) -> RunPlan:
-    """The plan of a run whose faults are not those that its seed makes: it is repeated with them.
-
-    They are named as the run keeps them: where they came from may be another file by then.
-    """
-    from penstock.chaos.runner import SCHEDULE_FILE  # noqa: PLC0415 - it imports gRPC.
-
-    return replace(plan, schedule=str(directory / SCHEDULE_FILE))
+def as_scheduled(plan: RunPlan, path: Path, faults: Sequence[ScheduledFault]) -> RunPlan:
+    """The plan of a run whose faults are those of a file, and not what its seed makes."""
+    names = dict.fromkeys(one.fault.nemesis for one in faults)
+    return replace(plan, schedule=str(path), nemesis=",".join(names))
 
 
 def carry_out(
@@ -77,14 +73,21 @@ def carry_out(
 
     The nodes' data are kept where the verdict is not true, or ``keep_data`` is set.
     """
-    from penstock.chaos.runner import Runner, check_plan, plan_faults  # noqa: PLC0415 - it imports gRPC.
+    from penstock.chaos.runner import (  # noqa: PLC0415 - it imports gRPC.
+        SCHEDULE_FILE,
+        Runner,
+        check_plan,
+        plan_faults,
+    )
     from penstock.chaos.stored_run import report_stored  # noqa: PLC0415 - as above.
 
-    check_plan(plan)
     if faults is None:
-        plan, faults = replace(plan, schedule=""), plan_faults(plan)
+        plan = replace(plan, schedule="")
     else:
-        plan = as_scheduled(plan, directory)
+        # As the run keeps them: where they came from may be another file by then.
+        plan = as_scheduled(plan, directory / SCHEDULE_FILE, faults)
+    check_plan(plan)
+    faults = plan_faults(plan) if faults is None else faults
     with _made(directory):
         cluster = make_cluster(plan, directory, faults)
         plan = replace(plan, versions={**versions(), **cluster.versions})

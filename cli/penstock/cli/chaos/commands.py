@@ -176,7 +176,13 @@ def run(
             backend_options=_pairs("--backend-set", backend_options or []),
             objective=_milliseconds("--objective", objectives or []),
         )
-        directory = out or new_directory(RUNS, [workload, nemesis, f"seed{plan.seed}"])
+        label = nemesis if schedule is None else "scheduled"
+        directory = out or new_directory(RUNS, [workload, label, f"seed{plan.seed}"])
+        if schedule is not None and _is_given(ctx, "nemesis"):
+            raise typer.BadParameter(
+                f"--schedule {schedule} has its faults, and --nemesis {nemesis} draws others; "
+                "name one of them"
+            )
         _refuse_filled(directory)
         _run(plan, directory, settings, schedule, keep_data=keep_data)
 
@@ -184,10 +190,19 @@ def run(
 def _run(
     plan: RunPlan, directory: Path, settings: Settings, schedule: Path | None, *, keep_data: bool
 ) -> None:
+    from penstock.chaos.runner import SCHEDULE_FILE  # noqa: PLC0415 - it imports gRPC.
     from penstock.chaos.schedule import read_schedule  # noqa: PLC0415 - not for --help.
 
     faults = None if schedule is None else read_schedule(schedule)
-    report((plan if schedule is None else as_scheduled(plan, directory)).command())
+    if faults is None:
+        report(plan.command())
+    else:
+        report(as_scheduled(plan, directory / SCHEDULE_FILE, faults).command())
+        if late := sum(one.at_ms >= plan.duration_s * 1000 for one in faults):
+            report(
+                f"warning: {late} of the {len(faults)} faults of {schedule} begin after the load "
+                f"of {plan.duration_s:g} s and will not happen; next: a longer --duration"
+            )
     stop = StopRequest()
     with stop.installed():
         outcome, page = carry_out(
@@ -200,6 +215,11 @@ def _run(
     if outcome.interrupted and status != 1:
         status = interrupted_status(stop)
     raise typer.Exit(status)
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _pairs(option: str, texts: list[str]) -> dict[str, str]:

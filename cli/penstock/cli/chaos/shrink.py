@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli.chaos.carry_out import StopRequest, carry_out
+from penstock.cli.chaos.carry_out import StopRequest, as_scheduled, carry_out
 from penstock.cli.chaos.outcome import EXIT_UNKNOWN, harness_errors
 from penstock.cli.errors import report
 from penstock.cli.output import print_json, print_table
@@ -47,8 +47,9 @@ def shrink(
     """Look for the fewest faults that still break what a run broke.
 
     Repeats the run in DIR/shrink with fewer and fewer of its faults. The smallest schedule is
-    written to DIR/smallest.json; `penstock chaos run --schedule` repeats it. Exit status: 0 when
-    it was seen to fail, 3 when no trial failed again.
+    written to DIR/smallest.json, and the command is printed that runs it: all that the run was
+    asked for, with these faults. Exit status: 0 when it was seen to fail, 3 when no trial failed
+    again.
     """
     settings = resolve(ctx, None, output)
     with harness_errors():
@@ -76,7 +77,9 @@ def shrink(
         trial = Trial(plan, directory / "shrink", broken, trials=trials, repeats=repeats)
         smallest = smallest_failing(faults, trial.fails)
         write_schedule(smallest, directory / SMALLEST_FILE)
-    _show(smallest, trial, len(faults), directory / SMALLEST_FILE, as_json=settings.as_json)
+    path = directory / SMALLEST_FILE
+    repeat = as_scheduled(plan, path, smallest).command()
+    _show(smallest, trial, len(faults), path, repeat, as_json=settings.as_json)
     if not trial.failures:
         raise typer.Exit(EXIT_UNKNOWN)
 
@@ -131,7 +134,13 @@ class Trial:
 
 
 def _show(
-    smallest: Sequence[ScheduledFault], trial: Trial, before: int, path: Path, *, as_json: bool
+    smallest: Sequence[ScheduledFault],
+    trial: Trial,
+    before: int,
+    path: Path,
+    repeat: str,
+    *,
+    as_json: bool,
 ) -> None:
     if as_json:
         print_json(
@@ -141,6 +150,7 @@ def _show(
                 "runs": trial.runs,
                 "failures": trial.failures,
                 "schedule": str(path),
+                "repeat": repeat,
             }
         )
         return
@@ -153,5 +163,6 @@ def _show(
         right=("AtMs", "HoldMs"),
     )
     print(f"{len(smallest)} of {before} faults, after {trial.runs} runs: {path}")
+    print(f"repeat: {repeat}")
     if not trial.failures:
         print("no trial failed again: the failure is rare; raise --repeats and --trials")
