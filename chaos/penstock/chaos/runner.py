@@ -18,14 +18,20 @@ from penstock.chaos.checkers.availability import objective_of
 from penstock.chaos.checkers.registry import Settings, judge, left_out
 from penstock.chaos.checkers.registry import common as all_common
 from penstock.chaos.cluster import Capability, Cluster
-from penstock.chaos.errors import ChaosError, ClusterError
+from penstock.chaos.errors import ChaosError, ClusterError, NotHereError, PlanError
 from penstock.chaos.evidence import ProcessSampler, crash_lines, read_replica, write_evidence
 from penstock.chaos.fault_thread import FaultThread
 from penstock.chaos.history import History, read_history
 from penstock.chaos.judging import Judgement, write_judgement
 from penstock.chaos.live import Gauge, Nobody, Onlooker
 from penstock.chaos.nemeses import Nemesis, ScheduledFault
-from penstock.chaos.nemeses.registry import find_nemeses, find_nemesis, require, those_of
+from penstock.chaos.nemeses.registry import (
+    find_nemeses,
+    find_nemesis,
+    least_nodes,
+    require,
+    those_of,
+)
 from penstock.chaos.roles import AskedPicture
 from penstock.chaos.run_plan import RunPlan
 from penstock.chaos.schedule import schedule, write_schedule
@@ -172,6 +178,8 @@ class Runner:
         """Whether the cluster is whole again in the end. It is healed whatever happens."""
         try:
             self._wait(self._plan.duration_s, workers)
+            if self._stop.is_set() and self._since_load_s() < self._plan.duration_s:
+                self._figures["interrupted_after_s"] = round(self._since_load_s(), 1)
         finally:
             self._onlooker.phase("heal")
             recovered = self._heal(faults)
@@ -335,12 +343,11 @@ class Runner:
     def _of_faults(self) -> list[Verdict]:
         """Whether faults were injected at all, where they were wanted."""
         wanted = [one for one in self._faults if one.fault.nemesis != "quiet"]
-        if not wanted:
-            return []
-        held = [one for one in self._records if one.held is not None]
-        failed = [one for one in self._records if one.error]
+        began = [one for one in self._records if one.fault.nemesis != "quiet"]
+        held = [one for one in began if one.held is not None]
+        failed = [one for one in began if one.error]
         self._figures["faults"] = {"planned": len(wanted), "held": len(held), "failed": len(failed)}
-        if held:
+        if held or not wanted:
             return []
         why = failed[0].error if failed else "the run ended before the first one"
         return [Verdict("faults", Valid.UNKNOWN, 0, reason=f"no fault was injected: {why}")]
@@ -387,7 +394,22 @@ def check_plan(plan: RunPlan) -> None:
     """Raise PlanError where it cannot be, as far as that is known without a cluster."""
     find_workload(plan.workload).clients(plan.for_workload())
     objective_of(plan.objective)
-    plan_faults(plan)
+    faults = plan_faults(plan)
+    if not plan.nemesis or plan.nemesis == "none":
+        return
+    for nemesis in find_nemeses(plan.nemesis, plan.backend):
+        least = least_nodes(nemesis.name)
+        if plan.nodes < least:
+            raise NotHereError(
+                f"the nemesis {nemesis.name} takes {least} nodes, and there "
+                f"{'is' if plan.nodes == 1 else 'are'} {plan.nodes}; next: more --nodes, or leave "
+                "it out"
+            )
+    if not faults and not plan.schedule:
+        raise PlanError(
+            f"no fault of {plan.nemesis} fits into {plan.duration_s:g} s with one every "
+            f"{plan.interval_s:g} s; next: a smaller --interval or a longer --duration"
+        )
 
 
 def plan_faults(plan: RunPlan) -> list[ScheduledFault]:

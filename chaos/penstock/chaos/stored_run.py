@@ -75,8 +75,22 @@ def judge_again(run: StoredRun) -> Judgement:
     if sealed is not None:
         own += completeness.doubts(run.directory / HISTORY_FILE, run.history, sealed)
     judgement = conclude(run.plan, run.history, run.evidence, own, before.figures)
+    judgement = _with_missing(judgement, run)
     write_judgement(judgement, run.directory)
     return judgement
+
+
+def _with_missing(judgement: Judgement, run: StoredRun) -> Judgement:
+    """Beside what is not judged, the files without which it cannot be."""
+    missing = dict(judgement.figures["not_judged"])
+    if not (run.directory / EVIDENCE_DIRECTORY).exists():
+        missing[EVIDENCE_DIRECTORY] = f"{run.directory} has no {EVIDENCE_DIRECTORY}/"
+    planned = (judgement.figures.get("faults") or {}).get("held", 0)
+    if planned and not run.faults:
+        missing["faults"] = f"{run.directory} has no {FAULTS_FILE}: faults are taken for none"
+    if completeness.FIGURE not in judgement.figures:
+        missing[completeness.CHECKER] = f"no {VERDICT_FILE} says how many events the run wrote"
+    return Judgement(judgement.verdicts, {**judgement.figures, "not_judged": missing})
 
 
 def judge_history(path: Path) -> Judgement:

@@ -111,7 +111,12 @@ def report(directory: Path) -> str:
     own = Verdict("recovery", Valid.TRUE, 1)
     judgement = Judgement(
         [own, *judge(checkers, history(), evidence)],
-        {"recovery_ms": 1234, "not_judged": {"leaks": "too short"}},
+        {
+            "recovery_ms": 1234,
+            "not_judged": {"leaks": "too short"},
+            "interrupted_after_s": 9.5,
+            "faults": {"planned": 14, "held": 1, "failed": 1},
+        },
     )
     plan = RunPlan("append", "kill", 3, 10, 7, 100, 5, versions={"penstock": "1.2.3"})
     path = write_report(
@@ -151,7 +156,8 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
         "40 records written",
         "50 records read",
         "1 / 1 failed / ambiguous",
-        "1 of 2 faults injected",
+        "1 of 14 faults injected",
+        "seed 7; ended by Ctrl-C after 9.5 s, 1 of 14 faults",
         "2.50 s longest unavailability",
         "1.23 s recovery in the end",
         "25 anomalies",

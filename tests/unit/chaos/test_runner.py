@@ -19,7 +19,7 @@ from penstock.chaos.judging import read_judgement
 from penstock.chaos.live import Status
 from penstock.chaos.nemeses import Fault, ScheduledFault
 from penstock.chaos.run_plan import RunPlan, read_plan
-from penstock.chaos.runner import Outcome, Runner, conclude, needs_of, plan_faults
+from penstock.chaos.runner import Outcome, Runner, check_plan, conclude, needs_of, plan_faults
 from penstock.chaos.schedule import read_schedule
 from penstock.chaos.verdict import Valid, Verdict
 from penstock.chaos.workers import WorkerError
@@ -88,6 +88,9 @@ def test_a_stop_in_the_middle_of_a_fault_heals_and_judges_all_the_same(tmp_path:
     outcome, watching = run(tmp_path, cluster, plan=plan(), faults=killing())
     assert outcome.interrupted
     assert outcome.valid is Valid.TRUE
+    figures = outcome.judgement.figures
+    assert 0 <= figures["interrupted_after_s"] < HOUR_S
+    assert figures["faults"] == {"planned": 1, "held": 1, "failed": 0}
     assert cluster.done == ["start", "kill 2", "start 2", "heal_all", "wait_ready", "stop"]
     assert watching.phases == [
         "start the nodes",
@@ -108,6 +111,8 @@ def test_a_stop_in_the_middle_of_a_fault_heals_and_judges_all_the_same(tmp_path:
 def test_a_run_ends_by_itself(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, FakeCluster(), plan=plan(1.0, "none"), faults=[])
     assert not outcome.interrupted
+    assert "interrupted_after_s" not in outcome.judgement.figures
+    assert outcome.judgement.figures["faults"]["planned"] == 0
     assert [one.checker for one in outcome.judgement.verdicts] == ["recovery"]
     assert outcome.judgement.figures["recovery_ms"] >= 0
     written = (tmp_path / "history.jsonl").read_bytes()
@@ -161,6 +166,33 @@ def test_what_the_cluster_cannot_do_is_refused_before_it_starts(tmp_path: Path) 
     with pytest.raises(PlanError, match="kill needs processes"):
         run(tmp_path, cluster, plan=plan(), faults=killing())
     assert cluster.done == []
+
+
+@pytest.mark.parametrize(
+    ("nemesis", "nodes", "duration_s", "what"),
+    [
+        ("kill", 3, 5.0, "no fault of kill fits into 5 s .* a smaller --interval or a longer"),
+        ("halves", 1, 60.0, "halves takes 2 nodes, and there is 1"),
+        ("kill+bridge", 2, 60.0, "takes 3 nodes, and there are 2"),
+        ("kill,late-acks", 1, 60.0, "late-acks takes 2 nodes"),
+        ("voter", 1, 60.0, "voter takes 2 nodes"),
+        ("membership", 1, 60.0, "membership takes 2 nodes"),
+        ("swapped-directories", 1, 60.0, "swapped-directories takes 2 nodes"),
+        ("partition", 1, 60.0, ""),
+        ("slow", 1, 60.0, ""),
+        ("kill", 3, 13.0, ""),
+        ("", 3, 5.0, ""),
+    ],
+)
+def test_a_plan_whose_faults_cannot_happen_is_refused(
+    nemesis: str, nodes: int, duration_s: float, what: str
+) -> None:
+    asked = RunPlan("append", nemesis, nodes, duration_s, 7, 100, 10)
+    if not what:
+        check_plan(asked)
+        return
+    with pytest.raises(PlanError, match=what):
+        check_plan(asked)
 
 
 class Looking:

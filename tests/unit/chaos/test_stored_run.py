@@ -46,6 +46,19 @@ def test_a_history_without_its_end_is_not_true(stored: Path, left: slice) -> Non
     assert judge_again(read_run(stored)).valid is Valid.TRUE
 
 
+def test_what_is_missing_is_named(stored: Path) -> None:
+    before = read_judgement(stored)
+    told = {**before.figures, "faults": {"planned": 4, "held": 2, "failed": 0}}
+    write_judgement(Judgement(before.verdicts, told), stored)
+    missing = judge_again(read_run(stored)).figures["not_judged"]
+    assert missing["evidence"].endswith("has no evidence/")
+    assert "has no faults.jsonl" in missing["faults"]
+    assert missing["crashes"] == "no node's log was gathered"
+    assert "history" not in missing
+    (stored / "verdict.json").unlink()
+    assert "no verdict.json says" in judge_again(read_run(stored)).figures["not_judged"]["history"]
+
+
 def test_a_history_that_is_another_one_is_not_true(stored: Path) -> None:
     path = stored / "history.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"p":"r"', b'"p":"s"'))

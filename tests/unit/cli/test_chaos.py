@@ -87,6 +87,27 @@ def test_the_verdict_is_the_exit_status(
     assert ("lost-write: record 3 is gone" in done.stdout) == (valid is Valid.FALSE)
 
 
+def test_what_a_verdict_stands_on_is_told_before_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = {
+        "faults": {"planned": 14, "held": 2, "failed": 0},
+        "interrupted_after_s": 12.5,
+        "not_judged": {"leaks": "it was too short"},
+    }
+    lost = Verdict("lost-write", Valid.FALSE, 5, 16, [Anomaly("record 3 is gone")] * 5)
+    stage(monkeypatch, lambda *_: Judgement([lost], figures))
+    done = chaos("run", "--out", tmp_path / "run")
+    *_, third, more, ended, held, told, _ = done.stdout.splitlines()
+    assert third == "lost-write: record 3 is gone"
+    assert more == "lost-write: and 13 more, of which the report shows some"
+    assert (ended, held) == ("ended by Ctrl-C after 12.5 s of load", "faults: 2 of 14")
+    assert told == "verdict: false"
+    assert "leaks not judged - - it was too short" in " ".join(done.stdout.split())
+    stage(monkeypatch, lambda *_: Judgement([lost], {"faults": {"planned": 0, "held": 0}}))
+    assert "faults: none were planned\nverdict:" in chaos("run", "--out", tmp_path / "b").stdout
+
+
 def test_a_cluster_that_does_not_start_leaves_the_verdict_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

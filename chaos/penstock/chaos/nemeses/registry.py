@@ -40,11 +40,21 @@ NEMESES: Final[Mapping[str, Nemesis]] = {
 }
 """All of them."""
 
+_OF_ANY: Final = {"slow", "rate-limited"}
+"""Of those of links: clients have some, too."""
+
 _ONE_AT_A_TIME: Final = {
     "links": {Capability.CUTS, Capability.LINKS},
     "packets": {Capability.PACKETS},
 }
 """What a backend is told of as a whole: the second nemesis would undo what the first has broken."""
+
+
+_OF_SEVERAL: Final = {
+    "swizzle-clog": 2,
+    **{one.name: 2 for one in (*NETWORK, *DAMAGE, *MEMBERSHIP) if one.name not in _OF_ANY},
+}
+"""How many nodes they take at least, of those that do not say so themselves."""
 
 
 def find_nemesis(name: str, backend: str | None = None) -> Nemesis:
@@ -88,6 +98,20 @@ def _within(nemesis: Nemesis, backend: str | None) -> Nemesis:
 def find_nemeses(text: str, backend: str | None = None) -> list[Nemesis]:
     """What ``kill,pause+quiet`` names; nothing for empty text. Raises PlanError."""
     return [find_nemesis(name.strip(), backend) for name in text.split(",") if name.strip()]
+
+
+def least_nodes(names: str) -> int:
+    """How many nodes there must be so that what ``kill+halves`` names can happen.
+
+    Of a family it is what its least demanding member takes: whatever else is drawn of it may fail.
+    """
+    return max(_least(NEMESES[name]) for name in names.split("+"))
+
+
+def _least(nemesis: Nemesis) -> int:
+    if isinstance(nemesis, Family):
+        return min(map(_least, nemesis.members.values()))
+    return int(getattr(nemesis, "least_nodes", _OF_SEVERAL.get(nemesis.name, 1)))
 
 
 def those_of(fault: Fault) -> list[Nemesis]:

@@ -113,7 +113,7 @@ def _header(
     totals = series.totals
     seconds = max(totals.seconds, 1e-9)
     recovery = judgement.figures.get("recovery_ms")
-    held = sum(one.held is not None for one in faults)
+    injected = _injected(faults, judgement)
     tiles = [
         (f"{totals.written:,}", "records written"),
         (f"{totals.written / seconds:,.0f}/s", "on average"),
@@ -122,7 +122,7 @@ def _header(
         (_ms(totals.latency_ms(99)), "p99"),
         (_ms(totals.latency_ms(99.9)), "p99.9"),
         (f"{totals.failed:,} / {totals.ambiguous:,}", "failed / ambiguous"),
-        (f"{held} of {len(faults)}", "faults injected"),
+        (injected, "faults injected"),
         (_ms(longest_ms(down)), "longest unavailability"),
         (_ms(recovery), "recovery in the end"),
         (f"{judgement.anomalies:,}", "anomalies"),
@@ -132,15 +132,25 @@ def _header(
         for value, what in tiles
     )
     bug = f", with the bug {plan.bug} put into it" if plan.bug else ""
+    ended_s = judgement.figures.get("interrupted_after_s")
+    ended = "" if ended_s is None else f"; ended by Ctrl-C after {ended_s:g} s, {injected} faults"
     valid = judgement.valid
     return (
         f'<header><div class="top"><span class="verdict {valid.value}">{valid.value}</span>'
         f"<div><h1>{escape(plan.workload)} under {escape(plan.nemesis or 'no faults')}</h1>"
         f'<p class="soft">{_SAID[valid]}: {plan.nodes} nodes, {plan.duration_s:g} s, '
-        f"seed {plan.seed}{escape(bug)}</p></div></div>"
+        f"seed {plan.seed}{escape(bug)}{ended}</p></div></div>"
         f'<div class="tiles">{boxes}</div>'
         f"<pre>{escape(plan.command())}</pre></header>"
     )
+
+
+def _injected(faults: Sequence[FaultRecord], judgement: Judgement) -> str:
+    """So many of those that were planned: the others failed, or the run ended before them."""
+    told = judgement.figures.get("faults")
+    if told is not None:
+        return f"{told['held']} of {told['planned']}"
+    return f"{sum(one.held is not None for one in faults)} of {len(faults)}"
 
 
 def _footer(plan: RunPlan) -> str:
@@ -297,7 +307,7 @@ def _processes(frame: Frame, evidence: Evidence) -> str:
 
 def _faults(faults: Sequence[FaultRecord], down: Sequence[Window]) -> str:
     if not faults:
-        return "<section><h2>Faults</h2><p>None were planned.</p></section>"
+        return "<section><h2>Faults</h2><p>There were none.</p></section>"
     rows = []
     by_fault = _by_fault(faults, down)
     for record, found in zip(faults, by_fault, strict=True):

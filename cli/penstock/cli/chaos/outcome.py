@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 EXIT_UNKNOWN: Final = 3
 """Nothing was found, but not everything could be judged, or nothing at all."""
 _EXIT_USAGE: Final = 2
+_SHOWN_ANOMALIES: Final = 3
+"""Of each checker, at a terminal."""
 
 
 def exit_status(valid: Valid) -> int:
@@ -84,9 +86,14 @@ def show_judgement(
     if as_json:
         print_json(judgement_json(judgement, directory=directory, report_path=report_path))
         return
-    rows = [
+    figures = judgement.figures
+    rows: list[tuple[object, ...]] = [
         (one.checker, one.valid.value, format_count(one.looked_at), one.found, one.reason or "")
         for one in judgement.verdicts
+    ]
+    rows += [
+        (name, "not judged", "-", "-", reason)
+        for name, reason in (figures.get("not_judged") or {}).items()
     ]
     print_table(
         ("Checker", "Verdict", "LookedAt", "Anomalies", "Reason"),
@@ -94,8 +101,17 @@ def show_judgement(
         right=("LookedAt", "Anomalies"),
     )
     for verdict in judgement.verdicts:
-        for anomaly in verdict.anomalies[:3]:
+        for anomaly in verdict.anomalies[:_SHOWN_ANOMALIES]:
             print(f"{verdict.checker}: {anomaly.what}")
+        if verdict.found > _SHOWN_ANOMALIES:
+            more = verdict.found - _SHOWN_ANOMALIES
+            where = "" if report_path is None else ", of which the report shows some"
+            print(f"{verdict.checker}: and {more:,} more{where}")
+    if (ended := figures.get("interrupted_after_s")) is not None:
+        print(f"ended by Ctrl-C after {ended:g} s of load")
+    if (faults := figures.get("faults")) is not None:
+        planned = faults["planned"]
+        print(f"faults: {faults['held']} of {planned}" if planned else "faults: none were planned")
     print(f"verdict: {judgement.valid.value}")
     if report_path is not None:
         print(f"report: {report_path}")
