@@ -22,6 +22,7 @@ from penstock.chaos.runner import Outcome
 from penstock.chaos.schedule import read_schedule, write_schedule
 from penstock.chaos.simulator.named_workloads import WITHOUT
 from penstock.chaos.simulator.named_workloads import WORKLOADS as SIMULATED
+from penstock.chaos.simulator.simulation import Report, Simulation
 from penstock.chaos.verdict import Anomaly, Valid, Verdict
 from penstock.chaos.workloads.registry import WORKLOADS
 from penstock.cli.app import app
@@ -410,6 +411,28 @@ def test_sim_finds_a_bug_that_is_put_into_the_cores() -> None:
     *seeds, summary = map(json.loads, bugged.stdout.splitlines())
     assert [one["seed"] for one in seeds] == summary["broken"]
     assert all(one["violation"] for one in seeds)
+
+
+def test_sim_says_why_a_seed_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {
+        1: [verdict(Valid.UNKNOWN), verdict(Valid.TRUE, "reorder")],
+        2: [],
+        3: [verdict(Valid.TRUE)],
+    }
+
+    plan = Simulation(1).plan
+
+    def run(_: _Runs, seed: int) -> Report:
+        return Report(seed, plan, [], verdicts=told[seed])
+
+    monkeypatch.setattr(_Runs, "run", run)
+    done = chaos("sim", "--first", "1", "--seeds", "2")
+    assert done.exit_code == 3
+    assert "seed 1 is unknown: lost-write: who knows" in done.stderr
+    assert "seed 2 is unknown: nothing was left" in done.stderr
+    done = chaos("sim", "--first", "1", "--seeds", "3", "--output", "json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["unknown"].keys() == {"1", "2"}
 
 
 def test_what_sim_finds_is_repeated_by_the_command_that_it_prints() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from penstock.cli.chaos.outcome import EXIT_UNKNOWN, harness_errors
 from penstock.cli.errors import EXIT_FAILED, report
 from penstock.cli.installation import require_broker
 from penstock.cli.output import print_json
@@ -76,52 +77,96 @@ def sim(
 
     What holds inside of the cluster is checked after every step, and what clients did and were told
     by the same checkers as that of `penstock chaos run`. A seed that breaks a promise is printed
-    with the fewest faults that it takes, and with the command that repeats it. Exit status: 1 where
-    one did, else 0.
+    with the fewest faults that it takes, and with the command that repeats it. Of a seed that is
+    unknown it says why. Exit status: 1 where one broke a promise, 3 where none was judged to be
+    true, else 0.
     """
     require_broker()
     settings = resolve(ctx, None, output)
-    _check_workload(workload)
-    chosen = _numbers(faults)
-    known = _known_bug(bug)
-    runs = _Runs(workload, bug, known, chosen, quiet_for)
-    broken: list[int] = []
-    verdicts: Counter[str] = Counter()
-    virtual_ms = 0
-    began, began_cpu = time.perf_counter(), time.process_time()
-    with known.planted() if known else nullcontext():
-        for seed in range(first, first + seeds):
-            result = runs.run(seed)
-            virtual_ms += result.virtual_ms
-            verdicts[result.judged.value] += 1
-            if result.violation is None:
-                continue
-            broken.append(seed)
-            if shrink:
-                result = runs.shrink(result)
-            command = runs.command(result)
-            if settings.as_json:
-                print_json(_as_json(result, command))
-                continue
-            if story:
-                print("\n".join(result.story))
-            print(result.told(command))
-    seconds, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
-    speed = virtual_ms / 1000 / max(cpu_s, 0.001)
-    summary = f"{seeds} seeds in {seconds:.1f} s, {len(broken)} broke a promise"
-    if settings.as_json:
-        summed = {"seeds": seeds, "broken": broken, "seconds": round(seconds, 1)}
-        summed |= {"cpu_seconds": round(cpu_s, 1), "virtual_seconds": virtual_ms // 1000}
-        print_json({**summed, "verdicts": verdicts})
-    else:
-        told = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items()))
+    with harness_errors():
+        _check_workload(workload)
+        runs = _Runs(workload, bug, _known_bug(bug), _numbers(faults), quiet_for)
+        tally = _Tally(as_json=settings.as_json)
+        with runs.known.planted() if runs.known else nullcontext():
+            for seed in range(first, first + seeds):
+                _judge_seed(runs, seed, tally, shrink=shrink, story=story)
+        tally.show(seeds)
+    if status := tally.status:
+        raise typer.Exit(status)
+
+
+def _judge_seed(runs: _Runs, seed: int, tally: _Tally, *, shrink: bool, story: bool) -> None:
+    """Run it, and show it where it broke a promise."""
+    result = runs.run(seed)
+    tally.add(seed, result)
+    if result.violation is None:
+        return
+    if shrink:
+        result = runs.shrink(result)
+    command = runs.command(result)
+    if tally.as_json:
+        print_json(_as_json(result, command))
+        return
+    if story:
+        print("\n".join(result.story))
+    print(result.told(command))
+
+
+class _Tally:
+    """What came of seeds together."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json: Final = as_json
+        self._broken: Final[list[int]] = []
+        self._unknown: Final[dict[int, str]] = {}
+        self._verdicts: Final[Counter[str]] = Counter()
+        self._virtual_ms = 0
+        self._began, self._began_cpu = time.perf_counter(), time.process_time()
+
+    def add(self, seed: int, result: Report) -> None:
+        """One more; of one that is not judged, why not."""
+        self._virtual_ms += result.virtual_ms
+        self._verdicts[result.judged.value] += 1
+        if result.violation is not None:
+            self._broken.append(seed)
+        elif result.judged.value == "unknown":
+            self._unknown[seed] = _why_unknown(result)
+            if not self.as_json:
+                report(f"seed {seed} is unknown: {self._unknown[seed]}")
+
+    @property
+    def status(self) -> int:
+        """1 where a promise was broken, 3 where no seed was judged, else 0."""
+        if self._broken:
+            return EXIT_FAILED
+        return 0 if self._verdicts["true"] else EXIT_UNKNOWN
+
+    def show(self, seeds: int) -> None:
+        """All of it."""
+        seconds = time.perf_counter() - self._began
+        cpu_s = time.process_time() - self._began_cpu
+        broken, virtual_s = self._broken, self._virtual_ms // 1000
+        if self.as_json:
+            summed = {"seeds": seeds, "broken": broken, "seconds": round(seconds, 1)}
+            summed |= {"cpu_seconds": round(cpu_s, 1), "virtual_seconds": virtual_s}
+            print_json({**summed, "verdicts": self._verdicts, "unknown": self._unknown})
+            return
+        speed = self._virtual_ms / 1000 / max(cpu_s, 0.001)
+        told = ", ".join(f"{count} {name}" for name, count in sorted(self._verdicts.items()))
         report(
-            f"{virtual_ms // 1000} virtual seconds, {speed:.0f} a second of CPU time; "
+            f"{virtual_s} virtual seconds, {speed:.0f} a second of CPU time; "
             f"what clients saw is judged: {told}"
         )
+        summary = f"{seeds} seeds in {seconds:.1f} s, {len(broken)} broke a promise"
         report(summary + (f": {', '.join(map(str, broken[:20]))}" if broken else ""))
-    if broken:
-        raise typer.Exit(EXIT_FAILED)
+
+
+def _why_unknown(result: Report) -> str:
+    """What its checkers say; nothing is left for them where all that they had may be lost."""
+    reasons = [
+        f"{one.checker}: {one.reason}" for one in result.verdicts if one.reason and one.looked_at
+    ]
+    return "; ".join(reasons) or "nothing was left for the checkers to look at"
 
 
 @dataclass(frozen=True, slots=True)
