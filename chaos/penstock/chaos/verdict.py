@@ -67,10 +67,11 @@ class Findings:
         self.looked_at = 0
 
     def add(self, what: str, *records: Mapping[str, Any]) -> None:
-        """An anomaly; beyond the first ones it is counted alone."""
+        """An anomaly; beyond the first ones it is counted alone. Each record proves it once."""
         self._found += 1
         if len(self._anomalies) < SHOWN_ANOMALIES:
-            self._anomalies.append(Anomaly(what, records))
+            once = tuple(one for at, one in enumerate(records) if one not in records[:at])
+            self._anomalies.append(Anomaly(what, once))
 
     def doubt(self, reason: str) -> None:
         """A reason for which, without an anomaly, nothing can be said for certain."""

@@ -50,6 +50,26 @@ def test_a_record_at_two_offsets_is_a_duplicate() -> None:
     is_true(Reorder(), script)
 
 
+def test_a_duplicate_is_shown_with_its_append_though_nobody_knows_of_it() -> None:
+    script = read()
+    script.poll("r2", {0: 16}, [(0, 16, "p", 12, 2)], {0: 18})
+    says = "orders-0: p's 12 to 13 is there twice, from offset 12 and from offset 16"
+    [anomaly] = is_false(Duplicate(), script, says).anomalies
+    shown = [(one["f"], one["type"]) for one in anomaly.records]
+    assert shown[:2] == [("append", "invoke"), ("append", "info")]
+    assert anomaly.records[0]["value"]["first"] == 12
+    assert len(shown) == 6
+
+
+def test_events_that_prove_two_halves_of_an_anomaly_are_shown_once() -> None:
+    script = Script()
+    script.append("p", 0, 4, None, type_=INFO)
+    script.poll("r", {0: 0}, [(0, 0, "p", 2, 2), (0, 2, "p", 0, 2)], {0: 4})
+    [anomaly] = is_false(Reorder(), script, "p's 0 to 1 comes after its 3").anomalies
+    appends = [one for one in anomaly.records if one["f"] == "append"]
+    assert [one["type"] for one in appends] == ["invoke", "info"]
+
+
 def test_a_record_given_twice_without_a_seek_is_a_duplicate() -> None:
     script = read()
     script.poll("r2", {0: 14}, [(0, 14, "p", 14, 2)], {0: 16})

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.chaos.checkers import Evidence
 from penstock.chaos.checkers.places import Clash, Places, calm_places, places
-from penstock.chaos.checkers.records import Records, Runs
+from penstock.chaos.checkers.records import OK, Records, Runs
 from penstock.chaos.checkers.showing import Shown, Touches, at_offset, of_number, show, span
 from penstock.chaos.checkers.spans import Column, off_line, on_line, overlaps, point
 from penstock.chaos.history import History, Operation
@@ -41,12 +41,16 @@ class _Sources:
             yield from self._show(here.operation[np.sort(one_each)], touches)
 
     def of(self, run: Runs, place: int, number: int) -> Iterator[Shown]:
-        """Those that say where the record is."""
+        """Those that say where the record is, and the append that was to bring it there.
+
+        Nobody may know of that whether it did: then it is the one that tells what was asked for.
+        """
         records = self._records
         partition, producer = int(run.partition[place]), int(run.producer[place])
         names = (records.partitions.names[partition], records.producers.names[producer])
         touches = of_number(*names, number)
-        for runs in (records.acknowledged, records.given):
+        unanswered = records.attempted.where(records.outcome[records.attempted.operation] != OK)
+        for runs in (unanswered, records.acknowledged, records.given):
             mask = (runs.partition == partition) & (runs.producer == producer)
             mask &= (runs.first <= number) & (runs.first + runs.count > number)
             here = runs.where(np.flatnonzero(mask))
