@@ -254,6 +254,16 @@ def test_a_one_way_cut_is_of_that_way(shaper: Shaper, net: Namespaces) -> None:
         end(gathering)
 
 
+def quickest_ms(talk: Talk) -> float:
+    """Of up to so many new connections, the first that is quick, else the quickest."""
+    found = float("inf")
+    for _ in range(30):
+        found = min(found, talk.ask()[1] or found)
+        if found < 100:
+            break
+    return found
+
+
 @pytest.mark.usefixtures("able")
 def test_what_is_late_is_so_much_late_in_its_direction(
     shaper: Shaper, talks: dict[int | str, Talk]
@@ -268,11 +278,10 @@ def test_what_is_late_is_so_much_late_in_its_direction(
     both, _ = talks[1].ask(old=True)
     assert both is not None
     assert both >= 250
-    whole, _ = talks[3].ask(old=True)
-    assert whole is not None
-    assert whole < 100
+    # A machine that is busy has any answer come late; that the quickest of many does is no chance.
+    assert quickest_ms(talks[3]) < 100
     shaper.set_links({})
-    assert min(talks[1].ask()[1] or 1000.0 for _ in range(5)) < 100
+    assert quickest_ms(talks[1]) < 100
 
 
 @pytest.mark.usefixtures("able")
