@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -28,6 +28,8 @@ class Status:
     faults_done: int
     anomalies: int
     """Records that readers found damaged, or written by nobody; the rest is found by judging."""
+    began: Sequence[Fault] = ()
+    """Faults that began since the look before."""
 
 
 class Onlooker(Protocol):
@@ -62,6 +64,7 @@ class Gauge:
         self._latencies_ms: list[float] = []
         self._fault: Fault | None = None
         self._faults_done = 0
+        self._began: list[Fault] = []
         self._last_records = 0
         self._last_s = 0.0
 
@@ -77,6 +80,8 @@ class Gauge:
         with self._lock:
             self._faults_done += self._fault is not None and fault is None
             self._fault = fault
+            if fault is not None:
+                self._began.append(fault)
 
     def look(self, phase: str, elapsed_s: float) -> Status:
         """How it stands."""
@@ -87,6 +92,7 @@ class Gauge:
             since = elapsed_s - self._last_s
             rate = (records - self._last_records) / since if since > 0 else 0.0
             self._last_records, self._last_s = records, elapsed_s
+            began, self._began = self._began, []
             return Status(
                 phase,
                 elapsed_s,
@@ -101,6 +107,7 @@ class Gauge:
                 self._fault,
                 self._faults_done,
                 self._totals["damaged"],
+                began,
             )
 
 

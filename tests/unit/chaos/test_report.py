@@ -26,7 +26,7 @@ VOID = {"meta", "br", "i"}
 
 class LostSomething:
     """A record is lost when it was acknowledged
-    and <nobody> finds it.
+    and <nobody> finds it. It has a ``mark`` of code.
     """
 
     name = "lost-something"
@@ -166,6 +166,7 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
         "nobody is &#x27;a leader&#x27;",
         "lost-something 25 anomalies; looked at 40",
         "A record is lost when it was acknowledged and &lt;nobody&gt; finds it.",
+        "finds it. It has a mark of code.",
         "record 3 of t-0 is gone &amp; lost",
         "... and 3 more",
         "24 more are not shown.",

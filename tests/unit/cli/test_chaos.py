@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from penstock.chaos.errors import ClusterError, NotHereError
 from penstock.chaos.judging import Judgement, write_judgement
-from penstock.chaos.live import Status
+from penstock.chaos.live import Gauge, Status
 from penstock.chaos.nemeses import Fault, ScheduledFault
 from penstock.chaos.run_plan import RunPlan
 from penstock.chaos.runner import Outcome
@@ -28,7 +28,7 @@ from penstock.chaos.workloads.registry import WORKLOADS
 from penstock.cli.app import app
 from penstock.cli.chaos import commands, matrix, shrink
 from penstock.cli.chaos.carry_out import as_scheduled
-from penstock.cli.chaos.progress import describe
+from penstock.cli.chaos.progress import Shown, describe
 from penstock.cli.chaos.sim import _Runs
 
 PLAN = RunPlan("append", "kill", 3, 10, 7, 100, 5)
@@ -135,6 +135,43 @@ def test_a_status_is_one_line() -> None:
         " 12.3 of 60 s     1,234 records/s  p50 7 ms, p99 32 ms  failed 1, ambiguous 2  "
         "anomalies 0  [pause at a leader]"
     )
+    kill = Fault("kill", "kill", "all")
+    assert describe(status, [kill, fault]).endswith(
+        "[pause at a leader; since the last line kill at all]"
+    )
+    assert describe(replace(status, fault=None), [fault]).endswith(
+        "[no fault; since the last line pause at a leader]"
+    )
+
+
+def test_a_fault_between_two_lines_is_named_by_the_second(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    gauge, shown = Gauge(60), Shown()
+    shown.status(gauge.look("load", 0.0))
+    gauge.fault(Fault("kill", "kill", "all"))
+    gauge.fault(None)
+    for elapsed_s in (1.0, 5.0, 10.0):
+        shown.status(gauge.look("load", elapsed_s))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.count("kill at all") for line in lines] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("nemesis", "what"),
+    [
+        ("", "names none"),
+        (",", "names none"),
+        ("kill,none", "none breaks nothing, and is beside nothing"),
+        ("kil", "there is no nemesis 'kil' (did you mean kill?)"),
+    ],
+)
+def test_a_nemesis_that_is_none_is_refused(tmp_path: Path, nemesis: str, what: str) -> None:
+    done = chaos("run", "--nemesis", nemesis, "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert what in " ".join(done.stderr.replace("│", " ").split())
+    assert not (tmp_path / "run").exists()
 
 
 def plans_of(
@@ -270,6 +307,21 @@ def test_a_run_is_called_by_the_faults_of_its_file_and_warns_of_late_ones(
     assert "warning: 1 of the 2 faults" in done.stderr
     _, _, done = plans_of(monkeypatch, *run, "--duration", "10")
     assert "warning" not in done.stderr
+
+
+def test_shrink_tries_once_without_any_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried: list[int] = []
+
+    def ending(plan: RunPlan, scheduled: Sequence[ScheduledFault] | None) -> Judgement:
+        tried.append(len(scheduled or ()))
+        return broken_by(100)(plan, scheduled)
+
+    failed_run(tmp_path, faults(100, 200))
+    stage(monkeypatch, ending)
+    assert chaos("shrink", tmp_path, "--repeats", "3").exit_code == 0
+    assert tried == [0, 1]
 
 
 def test_shrink_says_when_the_failure_did_not_come_again(

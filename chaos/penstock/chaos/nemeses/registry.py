@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Final
 
 from penstock.chaos.cluster import OFFERED, Capability
@@ -65,10 +66,14 @@ def find_nemesis(name: str, backend: str | None = None) -> Nemesis:
     """
     names = name.split("+")
     for one in names:
+        if one == "none":
+            raise PlanError("none breaks nothing, and is beside nothing; next: leave it out")
         if one not in NEMESES:
+            near = get_close_matches(one, NEMESES, 1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
             raise PlanError(
-                f"there is no nemesis {one!r}; next: take of {', '.join(sorted(NEMESES))}, with "
-                "commas for one after the other, with + for several at a time"
+                f"there is no nemesis {one!r}{meant}; next: take of {', '.join(sorted(NEMESES))}, "
+                "with commas for one after the other, with + for several at a time"
             )
     if len(set(names)) < len(names):
         raise PlanError(f"{name} names a nemesis twice; next: name each once")

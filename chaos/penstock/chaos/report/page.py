@@ -65,7 +65,8 @@ def write_report(
 def definitions(checkers: Sequence[Checker]) -> dict[str, str]:
     """By name what each checker says of its anomaly."""
     found = {one.name: inspect.cleandoc(type(one).__doc__ or "") for one in checkers}
-    return {**_OWN, **found}
+    # A page has no marks of code as the docstrings of Python have them.
+    return {name: text.replace("``", "") for name, text in {**_OWN, **found}.items()}
 
 
 def render(

@@ -158,6 +158,8 @@ def run(
     """
     require_broker()
     settings = resolve(ctx, None, output)
+    if not nemesis.strip(", "):
+        raise typer.BadParameter(f"--nemesis {nemesis!r} names none; `none` breaks nothing")
     with harness_errors():
         from penstock.chaos.run_plan import RunPlan  # noqa: PLC0415 - not for --help.
 
