@@ -100,11 +100,15 @@ def carry_out(
 
 @contextmanager
 def _made(directory: Path) -> Iterator[None]:
-    """With the directory of a run, which is taken back where the plan is refused. Raises PlanError.
+    """With the directory of a run, taken back where there can be no cluster. Raises PlanError.
 
     What a backend can do is known of one that was made, which has directories of its own.
     """
-    from penstock.chaos.errors import PlanError, reason_of  # noqa: PLC0415 - not for --help.
+    from penstock.chaos.errors import (  # noqa: PLC0415 - not for --help.
+        ChaosError,
+        PlanError,
+        reason_of,
+    )
 
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
@@ -115,7 +119,7 @@ def _made(directory: Path) -> Iterator[None]:
         ) from error
     try:
         yield
-    except PlanError:
+    except ChaosError:
         shutil.rmtree(directory / CLUSTER_DIRECTORY, ignore_errors=True)
         with suppress(OSError):  # Another run may have made its own beside it.
             for path in missing:
