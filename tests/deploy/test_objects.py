@@ -76,8 +76,8 @@ def test_each_component_is_part_of_what_is_tested() -> None:
     assert names - used == {"external"}
 
 
-def with_outside(tmp_path: Path) -> list[Object]:
-    """The production overlay with addresses from outside."""
+def copied(variant: str, tmp_path: Path) -> Path:
+    """A copy of an overlay, as its user makes one, beside all that it refers to."""
     require_kustomize()
     overlay = tmp_path / "overlays" / "outside"
     for name in ("base", "components", "overlays"):
@@ -87,13 +87,46 @@ def with_outside(tmp_path: Path) -> list[Object]:
                 copy = tmp_path / name / path.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(path.read_bytes())
-    (tmp_path / "overlays" / "production").rename(overlay)
+    (tmp_path / "overlays" / variant).rename(overlay)
+    return overlay
+
+
+def edit(overlay: Path, old: str, new: str) -> None:
     file = overlay / "kustomization.yaml"
     text = file.read_text()
-    wanted = "  - ../../components/monitoring\n"
-    assert wanted in text
-    file.write_text(text.replace(wanted, f"{wanted}  - ../../components/external\n"))
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def with_outside(tmp_path: Path, variant: str = "production") -> list[Object]:
+    """A production overlay with addresses from outside: its commented line, for all to see."""
+    overlay = copied(variant, tmp_path)
+    edit(overlay, "  # - ../../components/external\n", "  - ../../components/external\n")
     return list(yaml.safe_load_all(kustomize(overlay)))
+
+
+@pytest.mark.parametrize("variant", ["production", "production-dedicated"])
+def test_each_certificate_has_the_name_outside_at_the_place_that_overlays_name(
+    variant: str, tmp_path: Path
+) -> None:
+    objects = with_outside(tmp_path, variant)
+    for node in range(3):
+        names = only(objects, "Certificate", f"penstock-{node}")["spec"]["dnsNames"]
+        assert f"penstock-{node}.logs.example.com" in names
+
+
+@pytest.mark.parametrize(
+    ("variant", "before"),
+    [("production", "tls"), ("production-dedicated", "tls"), ("dev", "soft-anti-affinity")],
+)
+def test_addresses_from_outside_are_refused_where_there_are_no_certificates(
+    variant: str, before: str, tmp_path: Path
+) -> None:
+    overlay = copied(variant, tmp_path)
+    line = f"  - ../../components/{before}\n"
+    edit(overlay, line, f"  - ../../components/external\n{line}")
+    with pytest.raises(AssertionError, match="no matches for Id Certificate"):
+        kustomize(overlay)
 
 
 def test_addresses_from_outside_are_the_same_by_both_tools(tmp_path: Path) -> None:
@@ -193,6 +226,10 @@ VALUES: dict[str, Any] = {"clusterId": "abc123"}
         ({**VALUES, "resources": {"limits": {"memory": None}}}, "memory"),
         ({**VALUES, "topics": ["orders; rm -rf /"]}, "topics"),
         ({**VALUES, "terminationGracePeriodSeconds": 5}, "terminationGracePeriodSeconds"),
+        (
+            {**VALUES, "external": {"domain": "example.com"}, "tls": {"enabled": False}},
+            "external.domain .* without TLS",
+        ),
     ],
 )
 def test_the_chart_refuses_values_that_cannot_be(values: dict[str, Any], said: str) -> None:
