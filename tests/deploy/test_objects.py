@@ -230,6 +230,8 @@ VALUES: dict[str, Any] = {"clusterId": "abc123"}
             {**VALUES, "external": {"domain": "example.com"}, "tls": {"enabled": False}},
             "external.domain .* without TLS",
         ),
+        ({**VALUES, "settings": {"node.rack": "a"}}, "node.rack"),
+        ({**VALUES, "settings": {"log.min.free.bytes": 0.5}}, "log.min.free.bytes"),
     ],
 )
 def test_the_chart_refuses_values_that_cannot_be(values: dict[str, Any], said: str) -> None:
@@ -261,6 +263,39 @@ def test_settings_are_toml_that_a_node_takes(tmp_path: Path) -> None:
     config = NodeConfig.load(file, played(container, 2))
     assert (config.log_min_free_bytes, config.flush_policy) == (1073741824, "os")
     assert config.log_preallocate
+
+
+def test_a_setting_of_the_chart_can_be_another(tmp_path: Path) -> None:
+    from penstock.broker.config import NodeConfig
+
+    settings = {"log.format": "console", "metrics.listen": "[::]:9094"}
+    found = render({**VALUES, "settings": settings})
+    file = tmp_path / "node.toml"
+    file.write_text(only(found, "ConfigMap", "penstock-settings")["data"]["node.toml"])
+    container = only(found, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    config = NodeConfig.load(file, played(container, 0))
+    assert (config.log_format, config.metrics_listen) == ("console", "[::]:9094")
+    assert config.data_dir == "/var/lib/penstock/data"
+
+
+def test_what_the_environment_sets_is_no_setting() -> None:
+    """It would win over the file, and nobody would be told."""
+    from penstock.broker.config import describe_keys
+
+    external = {"external": {"domain": "example.com"}}
+    found = [render({**VALUES, **external}), rendered("dev")]
+    variables = {
+        one["name"]
+        for objects in found
+        for container in only(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+        for one in container["env"]
+    }
+    keys = [key for key, _, _ in describe_keys()]
+    owned = [key for key in keys if f"PENSTOCK_{key.replace('.', '_').upper()}" in variables]
+    assert len(owned) >= 10
+    for key in owned:
+        with pytest.raises(AssertionError, match=f"settings must not have {re.escape(key)}"):
+            render({**VALUES, "settings": {key: "1"}})
 
 
 def played(container: Object, ordinal: int, name: str = "penstock") -> dict[str, str]:
