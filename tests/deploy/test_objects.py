@@ -225,7 +225,11 @@ VALUES: dict[str, Any] = {"clusterId": "abc123"}
         ({**VALUES, "controllers": {"dedicated": True, "replicas": 4}}, "replicas"),
         ({**VALUES, "resources": {"limits": {"memory": None}}}, "memory"),
         ({**VALUES, "topics": ["orders; rm -rf /"]}, "topics"),
-        ({**VALUES, "terminationGracePeriodSeconds": 5}, "terminationGracePeriodSeconds"),
+        ({**VALUES, "terminationGracePeriodSeconds": 119}, "terminationGracePeriodSeconds"),
+        (
+            {**VALUES, "settings": {"controlled.shutdown.timeout.ms": 60000}},
+            "terminationGracePeriodSeconds 120 is too short.*next: 170",
+        ),
         (
             {**VALUES, "external": {"domain": "example.com"}, "tls": {"enabled": False}},
             "external.domain .* without TLS",
@@ -237,6 +241,22 @@ VALUES: dict[str, Any] = {"clusterId": "abc123"}
 def test_the_chart_refuses_values_that_cannot_be(values: dict[str, Any], said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         render(values)
+
+
+@pytest.mark.parametrize("name", ["a" * 43, "shop.logs"])
+def test_the_chart_refuses_names_of_releases_that_records_cannot_have(name: str) -> None:
+    with pytest.raises(AssertionError, match="the release's name .* 42 characters"):
+        render(VALUES, name=name)
+
+
+def test_the_longest_name_of_a_release_makes_records(tmp_path: Path) -> None:
+    from penstock.cli.node_records import open_records
+
+    found = render({**VALUES, "controllers": {"dedicated": True}}, name="a" * 42)
+    for one in of_kind(found, "StatefulSet"):
+        (adopt,) = one["spec"]["template"]["spec"]["initContainers"]
+        (given,) = [text for text in adopt["args"] if text.startswith("--name=")]
+        open_records(str(tmp_path), given.removeprefix("--name="))
 
 
 def test_the_chart_lets_brokers_grow_where_they_are_no_controllers() -> None:
