@@ -30,7 +30,8 @@ from tests.deploy.objects import (
     require_kustomize,
 )
 
-VERSIONS = ("1.35", "1.37")
+# The oldest that the chart takes, the first that tells pods their zone, the newest.
+VERSIONS = ("1.32", "1.35", "1.37")
 # Other projects' kinds, whose schemas Kubernetes does not have.
 OTHERS = {
     "Certificate": "cert-manager.io/v1",
@@ -50,6 +51,14 @@ def test_each_object_is_one_that_kubernetes_knows(objects: list[Object], version
         kubernetes_validate.validate(one, version, strict=True)
         checked += 1
     assert checked >= 11
+
+
+def test_the_oldest_version_is_that_of_the_chart_and_the_page() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"
+    page = (ROOT / "docs" / "operating" / "kubernetes.md").read_text()
+    assert f"Kubernetes {VERSIONS[0]} or later" in page
+    assert "the\nschemas of Kubernetes 1.32, 1.35 and 1.37" in page
 
 
 def test_the_schema_notices_a_field_that_is_none(variant: str) -> None:
