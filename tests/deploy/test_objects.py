@@ -254,7 +254,7 @@ def test_the_chart_refuses_values_that_cannot_be(values: dict[str, Any], said: s
 
 @pytest.mark.parametrize("name", ["a" * 43, "shop.logs"])
 def test_the_chart_refuses_names_of_releases_that_records_cannot_have(name: str) -> None:
-    with pytest.raises(AssertionError, match="the release's name .* 42 characters"):
+    with pytest.raises(AssertionError, match=r"the release's name .* 42 characters"):
         render(VALUES, name=name)
 
 
