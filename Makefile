@@ -24,7 +24,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help venv install demo demo-log demo-pipeline demo-metrics test lint types format test-unit \
+.PHONY: help venv install install-broker demo demo-log demo-pipeline demo-metrics test lint types format test-unit \
 	test-simulation test-integration test-integration-brokers test-integration-clients test-chaos \
 	test-pipeline test-pipeline-programs test-pipeline-queries proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
@@ -80,6 +80,8 @@ $(VENV)/.installed-dev: $(BUILT_FROM) $(VENV)/.installed-proto-tools | $(BIN)/py
 	@touch $(VENV)/.installed-broker $(VENV)/.installed-demo $(VENV)/.installed-plot $@
 
 venv: $(BIN)/python ## Make the virtual environment, with nothing in it
+
+install-broker: $(VENV)/.installed-broker ## Install Penstock alone into .venv: nodes, clients, the command
 
 install: $(VENV)/.installed-dev ## Install all that development needs into .venv
 

@@ -24,6 +24,9 @@ def machine(tmp_path: Path) -> Path:
     return programs
 
 
+KUBECTL = """echo '{"clientVersion": {"minor": "32"}, "kustomizeVersion": "v%s"}'"""
+
+
 def program(machine: Path, name: str, text: str) -> None:
     (machine / name).write_text(f"#!/bin/sh\n{text}\n")
     (machine / name).chmod(0o755)
@@ -39,6 +42,7 @@ def install(machine: Path, *arguments: str) -> tuple[str, str]:
             "SBIN": str(machine),
             "POLICY_RC_D": str(machine.parent / "policy"),
             "TOLD": str(told),
+            "VENV_PYTHON": str(machine / "python"),
         },
         capture_output=True,
         text=True,
@@ -61,6 +65,7 @@ for name; do
         postgresql) ln -s /bin/true "${0%/*}/initdb" ;;
         iproute2) ln -s /bin/true "${0%/*}/tc" ;;
         prometheus) ln -s /bin/true "${0%/*}/promtool" ;;
+        systemd) ln -s /bin/true "${0%/*}/systemd-analyze" ;;
         install | -*) ;;
         *) ln -s /bin/true "${0%/*}/$name" ;;
     esac
@@ -72,6 +77,7 @@ def test_what_is_missing_is_installed_and_no_server_started(machine: Path) -> No
     program(machine, "id", "echo 0")
     program(machine, "apt-get", APT.replace("UNAVAILABLE", "none"))
     program(machine, "mosquitto", "exit 1")
+    program(machine, "kubectl", KUBECTL % "5.5.0")
     told, said = install(machine)
     update, install_them = told.splitlines()
     assert update.startswith("update")
@@ -84,6 +90,7 @@ def test_what_is_missing_is_installed_and_no_server_started(machine: Path) -> No
 def test_one_that_is_not_to_be_had_keeps_no_other_away(machine: Path) -> None:
     program(machine, "id", "echo 0")
     program(machine, "apt-get", APT.replace("UNAVAILABLE", "rabbitmq-server"))
+    program(machine, "kubectl", KUBECTL % "5.5.0")
     _, said = install(machine)
     assert (machine / "java").exists()
     assert "NOT INSTALLED: rabbitmq-server (apt-get install failed)" in said
@@ -93,6 +100,22 @@ def test_one_that_is_not_to_be_had_keeps_no_other_away(machine: Path) -> None:
     assert "NOT INSTALLED: rabbitmq-server\n" in said
     program(machine, "rabbitmq-server", "exit 1")
     assert install(machine, "--missing")[1] == ""
+
+
+@pytest.mark.parametrize("kubectl", [None, "exit 1", KUBECTL % "4.5.7"])
+def test_what_debian_has_not_is_named_and_not_installed(machine: Path, kubectl: str | None) -> None:
+    program(machine, "id", "echo 0")
+    program(machine, "apt-get", APT.replace("UNAVAILABLE", "none"))
+    if kubectl is not None:
+        program(machine, "kubectl", kubectl)
+    program(machine, "python", "exit 1")
+    told, said = install(machine)
+    assert "kubectl" not in told
+    for heard in (said, install(machine)[1], install(machine, "--missing")[1]):
+        assert "NOT INSTALLED" not in heard
+        assert "CI: NOT HERE, AND NOT IN DEBIAN: kubectl 1.27 or later\n" in heard
+        assert "CI: NOT HERE, AND NOT IN DEBIAN: Helm's engine, helm-python\n" in heard
+        assert "is NOT tested here" in heard
 
 
 @pytest.mark.parametrize(

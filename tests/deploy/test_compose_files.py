@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.wire.transport import parse_address
 from tests.deploy.objects import ROOT
 
 COMPOSE = ROOT / "deploy" / "compose"
@@ -82,7 +83,12 @@ def test_nodes_settings_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         config = NodeConfig.load(None, environment)
         assert config.node_id == number
-        assert config.advertised == (f"node-{number}", int(port))
+        assert config.advertised == (f"node-{number}", 9092)
+        assert config.external == ("127.0.0.1", int(port))
+        # The port of this machine leads to the one where clients are told of this machine.
+        (opened,) = node["ports"]
+        inside = parse_address(config.external_listen)[1]
+        assert opened == f"127.0.0.1:${{BROKER_{number}_PORT:-{port}}}:{inside}"
         assert config.voters[number] == (f"node-{number}", 10092)
         assert config.metrics_listen == "0.0.0.0:9094"
 

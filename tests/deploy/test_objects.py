@@ -30,7 +30,8 @@ from tests.deploy.objects import (
     require_kustomize,
 )
 
-VERSIONS = ("1.35", "1.37")
+# The oldest that the chart takes, the first that tells pods their zone, the newest.
+VERSIONS = ("1.32", "1.35", "1.37")
 # Other projects' kinds, whose schemas Kubernetes does not have.
 OTHERS = {
     "Certificate": "cert-manager.io/v1",
@@ -50,6 +51,14 @@ def test_each_object_is_one_that_kubernetes_knows(objects: list[Object], version
         kubernetes_validate.validate(one, version, strict=True)
         checked += 1
     assert checked >= 11
+
+
+def test_the_oldest_version_is_that_of_the_chart_and_the_page() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"
+    page = (ROOT / "docs" / "operating" / "kubernetes.md").read_text()
+    assert f"Kubernetes {VERSIONS[0]} or later" in page
+    assert "the\nschemas of Kubernetes 1.32, 1.35 and 1.37" in page
 
 
 def test_the_schema_notices_a_field_that_is_none(variant: str) -> None:
@@ -76,8 +85,8 @@ def test_each_component_is_part_of_what_is_tested() -> None:
     assert names - used == {"external"}
 
 
-def with_outside(tmp_path: Path) -> list[Object]:
-    """The production overlay with addresses from outside."""
+def copied(variant: str, tmp_path: Path) -> Path:
+    """A copy of an overlay, as its user makes one, beside all that it refers to."""
     require_kustomize()
     overlay = tmp_path / "overlays" / "outside"
     for name in ("base", "components", "overlays"):
@@ -87,13 +96,46 @@ def with_outside(tmp_path: Path) -> list[Object]:
                 copy = tmp_path / name / path.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(path.read_bytes())
-    (tmp_path / "overlays" / "production").rename(overlay)
+    (tmp_path / "overlays" / variant).rename(overlay)
+    return overlay
+
+
+def edit(overlay: Path, old: str, new: str) -> None:
     file = overlay / "kustomization.yaml"
     text = file.read_text()
-    wanted = "  - ../../components/monitoring\n"
-    assert wanted in text
-    file.write_text(text.replace(wanted, f"{wanted}  - ../../components/external\n"))
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def with_outside(tmp_path: Path, variant: str = "production") -> list[Object]:
+    """A production overlay with addresses from outside: its commented line, for all to see."""
+    overlay = copied(variant, tmp_path)
+    edit(overlay, "  # - ../../components/external\n", "  - ../../components/external\n")
     return list(yaml.safe_load_all(kustomize(overlay)))
+
+
+@pytest.mark.parametrize("variant", ["production", "production-dedicated"])
+def test_each_certificate_has_the_name_outside_at_the_place_that_overlays_name(
+    variant: str, tmp_path: Path
+) -> None:
+    objects = with_outside(tmp_path, variant)
+    for node in range(3):
+        names = only(objects, "Certificate", f"penstock-{node}")["spec"]["dnsNames"]
+        assert f"penstock-{node}.logs.example.com" in names
+
+
+@pytest.mark.parametrize(
+    ("variant", "before"),
+    [("production", "tls"), ("production-dedicated", "tls"), ("dev", "soft-anti-affinity")],
+)
+def test_addresses_from_outside_are_refused_where_there_are_no_certificates(
+    variant: str, before: str, tmp_path: Path
+) -> None:
+    overlay = copied(variant, tmp_path)
+    line = f"  - ../../components/{before}\n"
+    edit(overlay, line, f"  - ../../components/external\n{line}")
+    with pytest.raises(AssertionError, match="no matches for Id Certificate"):
+        kustomize(overlay)
 
 
 def test_addresses_from_outside_are_the_same_by_both_tools(tmp_path: Path) -> None:
@@ -192,12 +234,38 @@ VALUES: dict[str, Any] = {"clusterId": "abc123"}
         ({**VALUES, "controllers": {"dedicated": True, "replicas": 4}}, "replicas"),
         ({**VALUES, "resources": {"limits": {"memory": None}}}, "memory"),
         ({**VALUES, "topics": ["orders; rm -rf /"]}, "topics"),
-        ({**VALUES, "terminationGracePeriodSeconds": 5}, "terminationGracePeriodSeconds"),
+        ({**VALUES, "terminationGracePeriodSeconds": 119}, "terminationGracePeriodSeconds"),
+        (
+            {**VALUES, "settings": {"controlled.shutdown.timeout.ms": 60000}},
+            "terminationGracePeriodSeconds 120 is too short.*next: 170",
+        ),
+        (
+            {**VALUES, "external": {"domain": "example.com"}, "tls": {"enabled": False}},
+            "external.domain .* without TLS",
+        ),
+        ({**VALUES, "settings": {"node.rack": "a"}}, "node.rack"),
+        ({**VALUES, "settings": {"log.min.free.bytes": 0.5}}, "log.min.free.bytes"),
     ],
 )
 def test_the_chart_refuses_values_that_cannot_be(values: dict[str, Any], said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         render(values)
+
+
+@pytest.mark.parametrize("name", ["a" * 43, "shop.logs"])
+def test_the_chart_refuses_names_of_releases_that_records_cannot_have(name: str) -> None:
+    with pytest.raises(AssertionError, match=r"the release's name .* 42 characters"):
+        render(VALUES, name=name)
+
+
+def test_the_longest_name_of_a_release_makes_records(tmp_path: Path) -> None:
+    from penstock.cli.node_records import open_records
+
+    found = render({**VALUES, "controllers": {"dedicated": True}}, name="a" * 42)
+    for one in of_kind(found, "StatefulSet"):
+        (adopt,) = one["spec"]["template"]["spec"]["initContainers"]
+        (given,) = [text for text in adopt["args"] if text.startswith("--name=")]
+        open_records(str(tmp_path), given.removeprefix("--name="))
 
 
 def test_the_chart_lets_brokers_grow_where_they_are_no_controllers() -> None:
@@ -224,6 +292,39 @@ def test_settings_are_toml_that_a_node_takes(tmp_path: Path) -> None:
     config = NodeConfig.load(file, played(container, 2))
     assert (config.log_min_free_bytes, config.flush_policy) == (1073741824, "os")
     assert config.log_preallocate
+
+
+def test_a_setting_of_the_chart_can_be_another(tmp_path: Path) -> None:
+    from penstock.broker.config import NodeConfig
+
+    settings = {"log.format": "console", "metrics.listen": "[::]:9094"}
+    found = render({**VALUES, "settings": settings})
+    file = tmp_path / "node.toml"
+    file.write_text(only(found, "ConfigMap", "penstock-settings")["data"]["node.toml"])
+    container = only(found, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    config = NodeConfig.load(file, played(container, 0))
+    assert (config.log_format, config.metrics_listen) == ("console", "[::]:9094")
+    assert config.data_dir == "/var/lib/penstock/data"
+
+
+def test_what_the_environment_sets_is_no_setting() -> None:
+    """It would win over the file, and nobody would be told."""
+    from penstock.broker.config import describe_keys
+
+    external = {"external": {"domain": "example.com"}}
+    found = [render({**VALUES, **external}), rendered("dev")]
+    variables = {
+        one["name"]
+        for objects in found
+        for container in only(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+        for one in container["env"]
+    }
+    keys = [key for key, _, _ in describe_keys()]
+    owned = [key for key in keys if f"PENSTOCK_{key.replace('.', '_').upper()}" in variables]
+    assert len(owned) >= 10
+    for key in owned:
+        with pytest.raises(AssertionError, match=f"settings must not have {re.escape(key)}"):
+            render({**VALUES, "settings": {key: "1"}})
 
 
 def played(container: Object, ordinal: int, name: str = "penstock") -> dict[str, str]:

@@ -215,6 +215,21 @@ def ports_of(rule: dict[str, Any]) -> set[object]:
     return {one["port"] for one in rule["ports"]}
 
 
+def test_nodes_resolve_names_wherever_dns_is(objects: list[Object]) -> None:
+    """On the host, as NodeLocal DNSCache is, or in a namespace of another name, as in OpenShift."""
+    (policy,) = of_kind(objects, "NetworkPolicy")
+    anywhere = [
+        (one["port"], one.get("protocol", "TCP"))
+        for rule in policy["spec"]["egress"]
+        if not rule.get("to")
+        for one in rule["ports"]
+    ]
+    for port in (53, 5353):
+        assert {(port, "UDP"), (port, "TCP")} <= set(anywhere)
+    # By no other rule does a node reach those that are none of its cluster.
+    assert {port for port, _ in anywhere} == {53, 5353, 443, 6443}
+
+
 def test_strangers_reach_no_port_by_the_network(objects: list[Object]) -> None:
     (policy,) = of_kind(objects, "NetworkPolicy")
     spec = policy["spec"]

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ class Compose:
     def __init__(self, image: str) -> None:
         self.name = f"penstock-test-{uuid.uuid4().hex[:8]}"
         ports = free_ports(3)
+        self.outside = ",".join(f"127.0.0.1:{port}" for port in ports)
         self._environment = {
             **os.environ,
             "IMAGE": image,
@@ -117,6 +119,29 @@ def test_what_is_written_outlives_a_restart_of_each_node(compose: Compose) -> No
         compose.do("restart", f"node-{node}")
         compose.wait_healthy()
     assert ends(compose) == written
+
+
+def test_clients_of_this_machine_need_no_names_of_nodes(compose: Compose) -> None:
+    """Each broker is spoken to, for a partition that it leads."""
+    topic = ["visits", "--partitions", "3", "--replication-factor", "3"]
+    outside(compose, "topics", "create", *topic)
+    outside(compose, "bench", "produce", "--topic", "visits", "--records", "300")
+    found = json.loads(outside(compose, "offsets", "get", "visits", "--output", "json"))
+    assert sum(one["offset"] for one in found) >= 300
+    assert len({one["partition"] for one in found}) == 3
+
+
+def outside(compose: Compose, *arguments: str) -> str:
+    """What a command says that runs on this machine, and not in a container."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "-b", compose.outside, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def ends(compose: Compose) -> list[dict[str, Any]]:

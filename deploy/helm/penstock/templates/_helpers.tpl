@@ -28,16 +28,32 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ join "," $voters }}
 {{- end }}
 
+{{/*
+What stands in the environment of each node, and would win over the file in silence. Given: the key.
+*/}}
+{{- define "penstock.refuse-setting" -}}
+{{- $environment := list "node.id" "node.rack" "node.roles" "controller.quorum.voters" "controller.advertised" "controller.insecure.allow" "broker.advertised" "external.listen" "external.advertised" "cluster.id" -}}
+{{- if or (has . $environment) (hasPrefix "tls." .) -}}
+{{- fail (printf "settings must not have %s: the chart sets it for each node; next: take it away, and see values.yaml for what decides it" .) -}}
+{{- end -}}
+{{- end }}
+
 {{- define "penstock.node-toml" -}}
 # The settings that all nodes share; what is a node's own is in its environment.
-data.dir = "/var/lib/penstock/data"
-broker.listen = "0.0.0.0:9092"
-replication.frames.listen = "0.0.0.0:9093"
-controller.listen = "0.0.0.0:10092"
-metrics.listen = "0.0.0.0:9094"
-log.format = "json"
-{{- range $key, $value := .Values.settings }}
+{{- $settings := .Values.settings -}}
+{{- $ours := list (list "data.dir" "/var/lib/penstock/data") (list "broker.listen" "0.0.0.0:9092") (list "replication.frames.listen" "0.0.0.0:9093") (list "controller.listen" "0.0.0.0:10092") (list "metrics.listen" "0.0.0.0:9094") (list "log.format" "json") -}}
+{{- $names := list -}}
+{{- range $ours -}}
+{{- $names = append $names (first .) -}}
+{{- $value := last . -}}
+{{- if hasKey $settings (first .) }}{{ $value = get $settings (first .) }}{{ end }}
+{{ first . }} = {{ toJson $value }}
+{{- end }}
+{{- range $key, $value := $settings }}
+{{- include "penstock.refuse-setting" $key -}}
+{{- if not (has $key $names) }}
 {{ $key }} = {{ if kindIs "float64" $value }}{{ int64 $value }}{{ else }}{{ toJson $value }}{{ end }}
+{{- end }}
 {{- end }}
 {{ end }}
 
