@@ -37,7 +37,9 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.registered: cluster_pb2.BrokerRecord | None = None  # What its feed tells of.
         self.metadata_version = 1
         self.newest_epoch: int | None = None  # Registrations that follow another are refused.
+        self.registers_again: asyncio.Event | PenstockError | None = None  # Waits for, or raises.
         self.heartbeats: list[controller_pb2.BrokerHeartbeatRequest] = []
+        self.streams = 0  # Of heartbeats.
         self.refusal: PenstockError | None = None
         self.mute = False
         self.tells_slowly = False  # A feed names the active controller, and no more until it may.
@@ -111,13 +113,20 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
             return controller_pb2.RegisterBrokerResponse(error=refusal.to_proto())
         self.registrations.append(request.registration)
         if self.newest_epoch not in (None, request.registration.follows_broker_epoch):
-            error = InvalidUpdateVersionError("another registered")
-            return controller_pb2.RegisterBrokerResponse(error=error.to_proto())
+            other = InvalidUpdateVersionError("another registered")
+            return controller_pb2.RegisterBrokerResponse(error=other.to_proto())
+        if len(self.registrations) > 1:
+            if isinstance(self.registers_again, asyncio.Event):
+                await self.registers_again.wait()
+            elif self.registers_again is not None:
+                error = self.registers_again
+                return controller_pb2.RegisterBrokerResponse(error=error.to_proto())
         processes = list(dict.fromkeys(each.incarnation_id for each in self.registrations))
         epoch = 101 + processes.index(request.registration.incarnation_id)
         return controller_pb2.RegisterBrokerResponse(broker_epoch=epoch)
 
     async def Heartbeat(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        self.streams += 1
         async for request in request_iterator:
             self.heartbeats.append(request)
             self.heard.set()
