@@ -16,6 +16,7 @@ from penstock.broker.controller_directory import (
     ActiveController,
     ControllerDirectory,
     ControllerSilence,
+    FeedRefusals,
     Unheard,
     in_words,
 )
@@ -96,6 +97,7 @@ class ControllerLink:
         self._quorum = QuorumView(self._directory, identity.node_id)
         self._directory.while_none_is_active(self._quorum)
         self._silence = ControllerSilence(clock_ms)
+        self._refusals = FeedRefusals()
         self._image = image
         self._acted_index = image.index  # Up to here ``on_change`` has done what it does.
         self._interval_ms = heartbeat_interval_ms
@@ -311,9 +313,9 @@ class ControllerLink:
             except MetadataDivergedError:
                 raise  # What this process acted on was given up; only another one begins anew.
             except PenstockError as error:
-                log.warning("metadata feed refused", controller=node, reason=error.message)
+                self._refusals.say(node, error.message, self._clock_ms())
             position += 1
-            await asyncio.sleep(_BACKOFF_MS / 1000)
+            await asyncio.sleep(self._refusals.pause_ms(_BACKOFF_MS) / 1000)
 
     async def _stream_metadata(self, node_id: int, address: str) -> None:
         request = controller_pb2.WatchMetadataRequest(
@@ -330,6 +332,7 @@ class ControllerLink:
             async for message in call:
                 self._silence.heard()
                 await self._take_metadata(message)
+                self._refusals.heard()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -44,6 +44,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.mute = False
         self.tells_slowly = False  # A feed names the active controller, and no more until it may.
         self.may_tell = asyncio.Event()
+        self.refuses_feed: PenstockError | None = None
         self.fences = False
         self.told_index = 0
         self.watchers: list[asyncio.Queue[controller_pb2.WatchMetadataResponse]] = []
@@ -98,6 +99,9 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         queue: asyncio.Queue[controller_pb2.WatchMetadataResponse] = asyncio.Queue()
         self.watchers.append(queue)
         self.known.append((request.known_index, request.known_controller_epoch))
+        if self.refuses_feed is not None:
+            yield controller_pb2.WatchMetadataResponse(error=self.refuses_feed.to_proto())
+            return
         if self.tells_slowly:
             endpoint = controller_pb2.WatchMetadataResponse()
             endpoint.active_controller.CopyFrom(self._news(snapshot=True).active_controller)
