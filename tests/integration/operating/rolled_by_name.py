@@ -33,7 +33,7 @@ def main(directory: Path) -> None:
         moved = not lived & {pod.host for pod in pods.pods}
     finally:
         pods.close()
-    print(json.dumps({"pause_ms": pause_ms, "records": records, "moved": moved}))
+    json.dump({"pause_ms": pause_ms, "records": records, "moved": moved}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ class Pod:
 class StatefulSet:
     """Three of them, each a controller and a broker. For one thread.
 
-    With ``hosts``, which stands for the cluster's DNS, they know each other by names that stay: each
-    turn it is written anew, from what it held before, with the addresses of now.
+    With ``hosts``, which stands for the cluster's DNS, they know each other by names that stay. It
+    is written anew each time, from what it held before, with the addresses of now.
     """
 
     def __init__(self, directory: Path, replicas: int = 3, hosts: Path | None = None) -> None:

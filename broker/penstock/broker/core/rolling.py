@@ -243,10 +243,8 @@ def _about_controllers(
     # In the order in which _lack names what is so.
     silent = [voter.node_id for voter in left if not voter.answers]
     drained = [voter.node_id for voter in left if voter.node_id in leaving and voter.answers]
-    step = (
-        f"{_bring_back(silent, drained)}wait until they have caught up, as `penstock quorum status` "
-        "shows"
-    )
+    back = _bring_back(silent, drained)
+    step = f"{back}wait until they have caught up, as `penstock quorum status` shows"
     # Of two, the other that comes back is no majority either.
     return [_Reason(f"{short} (controller {lacking}); next: {step}", passes=len(left) >= needed)]
 
