@@ -16,6 +16,7 @@ from penstock.broker.controller_directory import (
     ActiveController,
     ControllerDirectory,
     ControllerSilence,
+    FeedRefusals,
     Unheard,
     in_words,
 )
@@ -96,6 +97,7 @@ class ControllerLink:
         self._quorum = QuorumView(self._directory, identity.node_id)
         self._directory.while_none_is_active(self._quorum)
         self._silence = ControllerSilence(clock_ms)
+        self._refusals = FeedRefusals()
         self._image = image
         self._acted_index = image.index  # Up to here ``on_change`` has done what it does.
         self._interval_ms = heartbeat_interval_ms
@@ -118,6 +120,7 @@ class ControllerLink:
         self._left_feed_ms: int | None = None
         self._lag = MetadataLag()
         self._unheard = Unheard()
+        self._untold_because = ""  # Why clients from outside were not told, as it was said last.
         self._was_fenced = True  # What the image said last of this registration.
         self._sequence = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -310,9 +313,9 @@ class ControllerLink:
             except MetadataDivergedError:
                 raise  # What this process acted on was given up; only another one begins anew.
             except PenstockError as error:
-                log.warning("metadata feed refused", controller=node, reason=error.message)
+                self._refusals.say(node, error.message, self._clock_ms())
             position += 1
-            await asyncio.sleep(_BACKOFF_MS / 1000)
+            await asyncio.sleep(self._refusals.pause_ms(_BACKOFF_MS) / 1000)
 
     async def _stream_metadata(self, node_id: int, address: str) -> None:
         request = controller_pb2.WatchMetadataRequest(
@@ -329,6 +332,7 @@ class ControllerLink:
             async for message in call:
                 self._silence.heard()
                 await self._take_metadata(message)
+                self._refusals.heard()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -453,10 +457,9 @@ class ControllerLink:
         call: Any = stub.Heartbeat()  # type: ignore[call-arg]  # As said above.
         try:
             while self._directory.active == active:
-                if self._identity.is_untold(self._image, self._broker_epoch):
-                    await self._ask_to_register(active, self._broker_epoch)
-                    log.info("clients from outside are told of external.advertised now")
                 await self._heartbeat(call)
+                if self._identity.is_untold(self._image, self._broker_epoch):
+                    await self._tell_external(active)
                 await self._pause(active)
         finally:
             call.cancel()
@@ -481,7 +484,9 @@ class ControllerLink:
         # a request that comes late is so told from the one of the process that is alive.
         known = self._image.brokers.get(identity.node_id)
         follows = 0 if known is None else known.broker_epoch
-        self._broker_epoch = await self._ask_to_register(active, follows)
+        self._broker_epoch = await self._ask_to_register(
+            active, follows, timeout_ms=self._session_timeout_ms
+        )
         log.info("registered", broker_epoch=self._broker_epoch, controller=active.node_id)
         if not identity.is_external_known(self._image):
             log.warning(
@@ -493,12 +498,38 @@ class ControllerLink:
             )
         self._on_registered(self._broker_epoch)
 
-    async def _ask_to_register(self, active: ActiveController, follows_broker_epoch: int) -> int:
+    async def _tell_external(self, active: ActiveController) -> None:
+        """Register once more, to say where clients from outside reach this broker.
+
+        It serves without that. So no heartbeat waits for it long, or ends by its failure; what was
+        not taken is said again after the next one.
+        """
+        try:
+            await self._ask_to_register(
+                active, self._broker_epoch, timeout_ms=self._session_timeout_ms // 4
+            )
+        except (PenstockError, aio.AioRpcError) as error:
+            reason = in_words(error)
+            if reason != self._untold_because:
+                self._untold_because = reason
+                log.warning(
+                    "clients from outside are not told of external.advertised yet",
+                    controller=active.node_id,
+                    reason=reason,
+                    next_step="nothing: it is tried again with each heartbeat",
+                )
+            return
+        self._untold_because = ""
+        log.info("clients from outside are told of external.advertised now")
+
+    async def _ask_to_register(
+        self, active: ActiveController, follows_broker_epoch: int, timeout_ms: int
+    ) -> int:
         """The broker epoch of this process: that which it has, if it has registered already."""
         registration = self._identity.registration(self._incarnation_id, follows_broker_epoch)
         response = await self._directory.stub(active.node_id, active.address).RegisterBroker(
             controller_pb2.RegisterBrokerRequest(registration=registration),
-            timeout=self._session_timeout_ms / 1000,
+            timeout=timeout_ms / 1000,
         )
         if response.HasField("error"):
             raise error_from_proto(response.error)

@@ -182,6 +182,9 @@ def _hears_leader(answer: DescribeQuorumResponse) -> bool:
     return answer.leader_id >= 0
 
 
+_SAME: Final = "controller.quorum.voters must be the same on all, and their directories new"
+
+
 def _not_founded(answers: Sequence[DescribeQuorumResponse]) -> ClusterNotFoundedError | None:
     """Why nobody has founded the cluster yet; None if one of these knows voters."""
     if not answers or not all(answer.HasField("founding") for answer in answers):
@@ -203,12 +206,15 @@ def _not_founded(answers: Sequence[DescribeQuorumResponse]) -> ClusterNotFounded
             "--cluster-id ID --found`, and start it"
         )
     else:
+        refusals = founder.founding.refusals
         missing = ", ".join(map(str, founder.awaited_node_ids)) or "nobody any more"
+        refused = [node for node in founder.awaited_node_ids if node in refusals]
         why = f"controller {founder_id}, which founds it, waits for {missing}"
-        step = (
-            "start those; controller.quorum.voters must be the same on all, and their directories "
-            "new"
-        )
+        step = f"start those; {_SAME}"
+        if refused:
+            reasons = "; ".join(f"{node} runs and is refused: {refusals[node]}" for node in refused)
+            why = f"{why} ({reasons})"
+            step = f"mend that, and start all that are waited for; {_SAME}"
     return ClusterNotFoundedError(
         f"the cluster is not founded yet, as far as {known}: {why}; next: {step} "
         "(a node that joins a cluster: `penstock quorum add`, asked of a broker of that cluster)"

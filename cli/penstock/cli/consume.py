@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import enum
 import json
 import sys
@@ -35,6 +36,8 @@ _LOOK_FOR_MARKS_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LEAST_ANSWER_SECONDS: Final = 5.0
 """However soon the end is to come, brokers that are busy are given so long for an answer."""
+_SLOW_COMMIT_SECONDS: Final = 5.0
+"""A commit that takes so long is told of: its coordinator is away."""
 _BATCH: Final = 500
 
 
@@ -133,6 +136,14 @@ def consume(
         raise typer.Exit(interrupt.exit_status)
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A commit under way, and what is in it."""
+
+    future: concurrent.futures.Future[None]
+    offsets: dict[TopicPartition, OffsetAndMetadata]
+
+
 @dataclass(slots=True)
 class Session:
     """One run: reads, prints, and commits what was printed."""
@@ -146,6 +157,8 @@ class Session:
     from_beginning: bool = False
     printed: int = 0
     _uncommitted: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    _pending: Pending | None = None  # A commit that reading does not wait for.
+    _warned: bool = False  # That the group is not told.
     # By partition, where the group stands once all of the above is committed.
     _reached: dict[TopicPartition, int] = field(default_factory=dict)
     _all_printed: bool = True  # All that was handed out.
@@ -209,13 +222,13 @@ class Session:
                 # A leadership that moves just now is in the way for a moment only.
                 if time.monotonic() - last_record >= timeout + _PASSING_SECONDS:
                     raise trouble
-            if self._commit_due_in() <= 0:
-                self._commit()
+            self._commit_in_passing()
 
     def end(self) -> None:
         """Commit what was printed, leave the group, close.
 
-        A commit that failed is not tried again: its caller is on the way out with the reason.
+        Raises where the group cannot be told. A commit that failed for good is not tried again: its
+        caller is on the way out with the reason.
         """
         self._all_printed &= not self._polling
         try:
@@ -239,6 +252,8 @@ class Session:
         """Forget what can no longer be committed: the group gave this member up."""
         for partition in partitions:
             self._uncommitted.pop(partition, None)
+            if self._pending is not None:
+                self._pending.offsets.pop(partition, None)
             self._reached.pop(partition, None)
 
     def _print(self, records: Sequence[ConsumerRecord]) -> None:
@@ -291,11 +306,61 @@ class Session:
         """Seconds until the next commit; with nothing to commit, the longest wait."""
         if not self.commits:
             return _MAX_WAIT_SECONDS
+        if self._pending is not None:
+            return _COMMIT_SECONDS  # Until it is looked at again.
         if not self._uncommitted:
             return _LOOK_FOR_MARKS_SECONDS
         return max(0.0, self._last_commit + _COMMIT_SECONDS - time.monotonic())
 
+    def _commit_in_passing(self) -> None:
+        """Commit when it is time to, without waiting: reading goes on where nobody takes it.
+
+        What fails for a reason that passes is committed later with what comes then; its reason is
+        said once. Raises what does not pass.
+        """
+        if self._pending is None and self._uncommitted and self._commit_due_in() <= 0:
+            offsets, self._uncommitted = self._uncommitted, {}
+            future = self.consumer.commit_async(dict(offsets))
+            self._last_commit = time.monotonic()
+            self._pending = Pending(future, offsets)
+        if self._pending is None:
+            return
+        if self._pending.future.done():
+            error = self._take_outcome()
+            if error is not None:
+                if not error.retriable:
+                    self._commit_failed = True
+                    raise error
+                self._warn(error.message)
+        elif time.monotonic() - self._last_commit >= _SLOW_COMMIT_SECONDS:
+            self._warn("its coordinator does not answer")
+
+    def _take_outcome(self) -> PenstockError | None:
+        """Wait for the commit that is pending. What it did not commit is uncommitted again."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        try:
+            pending.future.result()
+        except PenstockError as error:
+            self._uncommitted = pending.offsets | self._uncommitted
+            return error
+        if self._warned:
+            self._warned = False
+            say("the group is told again what was printed", "note")
+        return None
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            say(f"reading goes on, but the group is not told yet what was printed: {reason}")
+
     def _commit(self) -> None:
+        """Commit all that was printed, and wait for it."""
+        if self._pending is not None:
+            error = self._take_outcome()
+            if error is not None:
+                self._commit_failed = True
+                raise error
         if self.commits and self._uncommitted:
             offsets, self._uncommitted = self._uncommitted, {}
             try:

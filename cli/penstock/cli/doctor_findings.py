@@ -115,6 +115,7 @@ def findings(picture: Picture) -> list[Finding]:
     """Everything to act on, the worst first."""
     found = chain(
         _of_quorum(picture.quorum, picture.quorum_error),
+        _of_controllers_without_vote(picture.quorum, picture.answers),
         chain.from_iterable(_of_broker(answer, picture.now_ms) for answer in picture.answers),
         _of_addresses(picture.answers),
         _of_external_addresses(picture.cluster.brokers),
@@ -168,6 +169,26 @@ def _of_quorum(quorum: QuorumDescription | None, error: str) -> Iterator[Finding
             "two of them tolerate no loss: nothing can be changed while either is down",
             "add a third with `penstock quorum add NODE@HOST:PORT`",
         )
+
+
+def _of_controllers_without_vote(
+    quorum: QuorumDescription | None, answers: Iterable[Answer]
+) -> Iterator[Finding]:
+    """Those that play the role in vain; one that is about to vote is not among them."""
+    if quorum is None or leader_doubt(quorum):
+        return
+    known = {voter.node_id for voter in quorum.voters}
+    if quorum.catching_up is not None:
+        known.add(quorum.catching_up.node_id)
+    for answer in answers:
+        node = answer.node
+        if node is not None and "controller" in node.roles and node.node_id not in known:
+            yield _warning(
+                f"controller {node.node_id}",
+                "it does not vote, so that it makes up for no controller that is lost",
+                f"`penstock quorum add {node.node_id}@HOST:PORT`; or if it is to be none: "
+                "set node.roles=broker there and restart it",
+            )
 
 
 def _why_lost(voter: QuorumVoter) -> tuple[str, str] | None:

@@ -570,19 +570,41 @@ class QuorumFounding(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class RefusalsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     FOUNDER_NODE_ID_FIELD_NUMBER: builtins.int
     NEEDS_PERMISSION_FIELD_NUMBER: builtins.int
+    REFUSALS_FIELD_NUMBER: builtins.int
     founder_node_id: builtins.int
     """The node that founds the cluster: the least of the answering one's controller.quorum.voters."""
     needs_permission: builtins.bool
     """The answering controller is that one, and its directory lacks the permission to found."""
+    @property
+    def refusals(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.str]:
+        """Why others that run cannot take part, by node id, as far as the answering one knows."""
+
     def __init__(
         self,
         *,
         founder_node_id: builtins.int = ...,
         needs_permission: builtins.bool = ...,
+        refusals: collections.abc.Mapping[builtins.int, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["founder_node_id", b"founder_node_id", "needs_permission", b"needs_permission"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["founder_node_id", b"founder_node_id", "needs_permission", b"needs_permission", "refusals", b"refusals"]) -> None: ...
 
 global___QuorumFounding = QuorumFounding
 

@@ -47,6 +47,9 @@ CHANNEL_OPTIONS: Final[list[Option]] = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A pod comes back under the same name at another address. A channel looks the name up anew
+    # when it fails to connect, but by gRPC's default no more than once in 30 seconds.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     # Channels to one address do not share a connection or its back-off.
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -34,6 +34,9 @@ _CONNECT_S: Final = 5.0
 """After so long without a connection its reason is told, and the certificate is looked at again:
 a peer may have refused an old one."""
 
+_SHOWN_CHARACTERS: Final = 300
+"""Of what a node that was refused says, such as the id of its cluster."""
+
 Message = raft_pb2.RaftExchangeRequest
 
 
@@ -230,6 +233,7 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         self._closing: set[asyncio.Task[None]] = set()
         self._newest: dict[int, object] = {}  # Each peer's incoming stream.
         self._refused: set[str] = set()
+        self._refusals: dict[int, str] = {}
 
     def start(self, directory_id: bytes) -> None:
         """Begin to connect; ``directory_id`` is that of this node's metadata directory."""
@@ -268,6 +272,10 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         """Why a stream to a peer was not had, or ended, the last time; empty for no reason."""
         outlet = self._outlets.get(peer)
         return "" if outlet is None else outlet.failure
+
+    def refusals(self) -> dict[int, str]:
+        """Why those of the settings that are not connected were refused here the last time."""
+        return {peer: why for peer, why in self._refusals.items() if peer not in self._newest}
 
     def _is_needed(self, peer: int) -> bool:
         return peer in self._wanted or peer in self._newest
@@ -355,10 +363,13 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         elif len(hello.directory_id) != DIRECTORY_ID_BYTES:
             refusal = f"node {hello.node_id} does not say which directory is its own"
         if refusal:
+            if hello.node_id in self._configured:  # Of no stranger's, who may be many.
+                self._refusals[hello.node_id] = refusal[:_SHOWN_CHARACTERS]
             if refusal not in self._refused and len(self._refused) < 100:
                 self._refused.add(refusal)
                 log.warning("raft stream refused", reason=refusal, peer=context.peer())
             await context.abort(status, refusal)
+        self._refusals.pop(hello.node_id, None)
         if hello.host and hello.port > 0:
             self._told[hello.node_id] = (hello.host, hello.port)
         return int(hello.node_id)

@@ -71,6 +71,7 @@ class QuorumServicer:
         if status.voters is None:
             response.founding.founder_node_id = status.founder_id
             response.founding.needs_permission = status.needs_permission
+            response.founding.refusals.update(status.founding_refusals)
         voters = status.voters or VoterSet.of(self._config.voters, self._config.voters)
         for member in voters:
             voter = self._voter(status, member.node_id, member.address)

@@ -37,7 +37,7 @@ from penstock.raft_meta.quorum import (
     Role,
     StateMachine,
 )
-from penstock.raft_meta.reminders import reminder_of
+from penstock.raft_meta.reminders import Reminders, reminder_of
 from penstock.raft_meta.room import told_by_name
 from penstock.raft_meta.rules.changing import Refusal
 from penstock.raft_meta.snapshots import SnapshotStore
@@ -68,8 +68,7 @@ from penstock.wire.errors import (
 log = structlog.get_logger()
 
 _NOBODY: Final = -1
-_FIRST_REMINDER_S: Final = 5.0
-_NEXT_REMINDER_S: Final = 60.0
+_REMINDER_S: Final = 5.0
 _PATIENCE: Final = 0.8
 """The part of a request's time in which a new voter must have caught up."""
 _SLICE_S: Final = 0.02
@@ -114,6 +113,7 @@ class RaftQuorum:
         self._voters_known = asyncio.Event()
         self._leadership: Leadership | None = None  # As it was told last.
         self._reminder: asyncio.TimerHandle | None = None
+        self._reminders = Reminders()
         self._punctuality = Punctuality(self._loop_was_late)
         self.link = RaftLink(
             node_id=config.node_id,
@@ -157,7 +157,7 @@ class RaftQuorum:
             raise
         self.link.start(self._directory_id)
         self._thread.submit(lambda _voter, _now_s: None)  # What the disk held becomes events.
-        self._reminder = self._loop.call_later(_FIRST_REMINDER_S, self._remind)
+        self._reminder = self._loop.call_later(_REMINDER_S, self._remind)
         self._punctuality.start()
 
     def _make_voter(self, now_s: float) -> Voter:
@@ -251,6 +251,7 @@ class RaftQuorum:
             self._status,
             applied_index=self._applied_index,
             unconnected=others - self.link.connected(),
+            founding_refusals={**self._status.founding_refusals, **self.link.refusals()},
         )
 
     def add_leadership_listener(self, listener: LeadershipListener) -> None:
@@ -409,9 +410,8 @@ class RaftQuorum:
 
     def _remind(self) -> None:
         """Say what a controller that is no voter waits for."""
-        self._reminder = self._loop.call_later(_NEXT_REMINDER_S, self._remind)
-        if (reminder := reminder_of(self._status, self._voter_ids())) is not None:
-            log.warning(reminder.event, **reminder.details, next_step=reminder.next_step)
+        self._reminder = self._loop.call_later(_REMINDER_S, self._remind)
+        self._reminders.look(reminder_of(self.status(), self._voter_ids()), self._loop.time())
 
     # Between loop and thread.
 

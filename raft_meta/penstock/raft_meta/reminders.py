@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
 
 from penstock.raft_meta.quorum import QuorumStatus
 from penstock.raft_meta.rules.founding import IN_USE
+
+_AGAIN_S: Final = 60.0
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +23,22 @@ class Reminder:
     event: str
     next_step: str
     details: Mapping[str, object] = field(default_factory=dict)
+
+
+class Reminders:
+    """Says the same again now and then only, and at once what has changed. Times in seconds."""
+
+    def __init__(self) -> None:
+        self._said: Reminder | None = None
+        self._said_s = 0.0
+
+    def look(self, reminder: Reminder | None, now_s: float) -> None:
+        """Log it, if it is time to."""
+        again = reminder == self._said and now_s - self._said_s < _AGAIN_S
+        if again or reminder is None:
+            return
+        self._said, self._said_s = reminder, now_s
+        log.warning(reminder.event, **reminder.details, next_step=reminder.next_step)
 
 
 def reminder_of(status: QuorumStatus, voter_ids: Sequence[int]) -> Reminder | None:
@@ -48,9 +71,10 @@ def _founding(status: QuorumStatus) -> Reminder:
     refused = dict(sorted(status.founding_refusals.items()))
     details = {"missing": list(status.awaited), "refused": refused}
     if IN_USE not in refused.values():
+        first = "mend what some are refused for, and start the others" if refused else "start them"
         return Reminder(
             "the first start of a cluster waits for every one of its controllers",
-            "start them; controller.quorum.voters must be the same on all, and their directories "
+            f"{first}; controller.quorum.voters must be the same on all, and their directories "
             "new: docs/operating/controllers.md",
             details,
         )

@@ -378,8 +378,12 @@ async def test_both_sides_write_and_read_while_leaders_move(
 # ----------------------------------------------------------------------------------- the upgrade
 
 
-def test_after_the_upgrade_clients_are_told_without_a_restart(tmp_path: Path) -> None:
-    """Nodes of former software are replaced; the level is raised; nobody is restarted for it."""
+def test_once_the_level_is_raised_clients_are_told_without_a_restart(tmp_path: Path) -> None:
+    """The level is raised from 6, and nobody is restarted for it.
+
+    The former software is today's that knows no level above 6 (run_level_6): it stands for what is
+    in force, and not for what the software of then did. That is run by operating/test_upgrade.py.
+    """
     cluster = TwoSided(tmp_path)
 
     def upgrade() -> dict[str, int]:

@@ -41,6 +41,8 @@ class Pod:
         self.disk = directory / f"disk-{ordinal}"
         self.log = directory / f"pod-{ordinal}.log"
         self.host = ""
+        self.name = ""
+        """What it is called in the cluster's DNS, if that is played too."""
         self.broker_port, self.controller_port, self.metrics_port = ports
         self.software: Path | None = None
         self.pre_stop = PRE_STOP  # Of its software's image.
@@ -49,13 +51,13 @@ class Pod:
 
     @property
     def address(self) -> str:
-        """Where its broker is now."""
-        return f"{self.host}:{self.broker_port}"
+        """Where its broker is now, by its name if it has one."""
+        return f"{self.name or self.host}:{self.broker_port}"
 
     @property
     def controller(self) -> str:
-        """Where its controller is now."""
-        return f"{self.host}:{self.controller_port}"
+        """Where its controller is now, by its name if it has one."""
+        return f"{self.name or self.host}:{self.controller_port}"
 
     @property
     def is_alive(self) -> bool:
@@ -63,9 +65,13 @@ class Pod:
 
 
 class StatefulSet:
-    """Three of them, each a controller and a broker. For one thread."""
+    """Three of them, each a controller and a broker. For one thread.
 
-    def __init__(self, directory: Path, replicas: int = 3) -> None:
+    With ``hosts``, which stands for the cluster's DNS, they know each other by names that stay. It
+    is written anew each time, from what it held before, with the addresses of now.
+    """
+
+    def __init__(self, directory: Path, replicas: int = 3, hosts: Path | None = None) -> None:
         self.cluster_id = new_cluster_id()
         self.records = directory / "records"
         self.records.mkdir()
@@ -74,6 +80,12 @@ class StatefulSet:
             Pod(directory, ordinal, ports[3 * ordinal : 3 * ordinal + 3])
             for ordinal in range(replicas)
         ]
+        self._hosts = hosts
+        self._other_hosts = ""
+        if hosts is not None:
+            self._other_hosts = hosts.read_text()
+            for pod in self.pods:
+                pod.name = f"penstock-{pod.ordinal}.test"
         # No two pods, and no two lives of one, have an address in common.
         self._addresses = (f"127.0.0.{number}" for number in itertools.count(20))
 
@@ -91,8 +103,9 @@ class StatefulSet:
             "METRICS_LISTEN": f"127.0.0.1:{pod.metrics_port}",
             "BOOTSTRAP": pod.address,
             "DATA_DIR": str(pod.disk / "data"),
-            "BROKER_LISTEN": pod.address,
-            "CONTROLLER_LISTEN": pod.controller,
+            "BROKER_LISTEN": f"{pod.host}:{pod.broker_port}",
+            "BROKER_ADVERTISED": pod.address,
+            "CONTROLLER_LISTEN": f"{pod.host}:{pod.controller_port}",
             "CONTROLLER_ADVERTISED": pod.controller,
             "CONTROLLER_QUORUM_VOTERS": voters,
             "OFFSETS_TOPIC_NUM_PARTITIONS": "4",
@@ -109,6 +122,9 @@ class StatefulSet:
     def schedule(self, pod: Pod) -> None:
         """Give it a place to run, and so an address."""
         pod.host = next(self._addresses)
+        if self._hosts is not None:
+            known = [f"{one.host} {one.name}\n" for one in self.pods if one.host]
+            self._hosts.write_text("\n".join([self._other_hosts, "".join(known)]))
 
     def adopt(self, pod: Pod) -> subprocess.CompletedProcess[str]:
         """Its init container. Of this software, whatever the node's is."""

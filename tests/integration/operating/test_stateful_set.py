@@ -7,6 +7,9 @@ that, and that nothing is lost or doubled.
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -76,6 +79,46 @@ def test_a_rolling_restart_and_a_dead_host_lose_nothing(
         f"{records} records; the longest write pause: {rolled_ms} ms in a rolling restart, "
         f"{killed_ms} ms for a pod that was killed",
     )
+
+
+def with_own_hosts(copy: Path) -> list[str]:
+    """What a command is put behind to have an /etc/hosts of its own. Skips where it cannot be."""
+    shutil.copyfile("/etc/hosts", copy)
+    script = f'mount --make-rprivate / && mount --bind "{copy}" /etc/hosts && exec "$@"'
+    reasons = []
+    # As root, or as nobody special in a user namespace of its own.
+    for unshare in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
+        command = [*unshare, "sh", "-c", script, "sh"]
+        try:
+            tried = subprocess.run(
+                [*command, "true"], capture_output=True, text=True, timeout=20, check=False
+            )
+        except FileNotFoundError:
+            pytest.skip("there is no unshare(1) to have an /etc/hosts of its own by")
+        if tried.returncode == 0:
+            return command
+        reasons.append(tried.stderr.strip())
+    pytest.skip(f"no mount namespace of its own is allowed here: {'; '.join(reasons)}")
+
+
+def test_pods_that_come_back_under_their_names_are_found_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in Kubernetes: the names stay, and are of other addresses each time."""
+    command = with_own_hosts(tmp_path / "hosts")
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "tests.integration.operating.rolled_by_name", tmp_path],
+        cwd=Path(__file__).resolve().parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["moved"]
+    tell(capsys, f"by name: {told['records']} records; longest write pause {told['pause_ms']} ms")
+    assert told["pause_ms"] < MOST_MS
 
 
 def test_pods_that_are_deleted_at_once_leave_one_after_the_other(

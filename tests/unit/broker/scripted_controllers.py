@@ -37,11 +37,14 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.registered: cluster_pb2.BrokerRecord | None = None  # What its feed tells of.
         self.metadata_version = 1
         self.newest_epoch: int | None = None  # Registrations that follow another are refused.
+        self.registers_again: asyncio.Event | PenstockError | None = None  # Waits for, or raises.
         self.heartbeats: list[controller_pb2.BrokerHeartbeatRequest] = []
+        self.streams = 0  # Of heartbeats.
         self.refusal: PenstockError | None = None
         self.mute = False
         self.tells_slowly = False  # A feed names the active controller, and no more until it may.
         self.may_tell = asyncio.Event()
+        self.refuses_feed: PenstockError | None = None
         self.fences = False
         self.told_index = 0
         self.watchers: list[asyncio.Queue[controller_pb2.WatchMetadataResponse]] = []
@@ -96,6 +99,9 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         queue: asyncio.Queue[controller_pb2.WatchMetadataResponse] = asyncio.Queue()
         self.watchers.append(queue)
         self.known.append((request.known_index, request.known_controller_epoch))
+        if self.refuses_feed is not None:
+            yield controller_pb2.WatchMetadataResponse(error=self.refuses_feed.to_proto())
+            return
         if self.tells_slowly:
             endpoint = controller_pb2.WatchMetadataResponse()
             endpoint.active_controller.CopyFrom(self._news(snapshot=True).active_controller)
@@ -111,13 +117,20 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
             return controller_pb2.RegisterBrokerResponse(error=refusal.to_proto())
         self.registrations.append(request.registration)
         if self.newest_epoch not in (None, request.registration.follows_broker_epoch):
-            error = InvalidUpdateVersionError("another registered")
-            return controller_pb2.RegisterBrokerResponse(error=error.to_proto())
+            other = InvalidUpdateVersionError("another registered")
+            return controller_pb2.RegisterBrokerResponse(error=other.to_proto())
+        if len(self.registrations) > 1:
+            if isinstance(self.registers_again, asyncio.Event):
+                await self.registers_again.wait()
+            elif self.registers_again is not None:
+                error = self.registers_again
+                return controller_pb2.RegisterBrokerResponse(error=error.to_proto())
         processes = list(dict.fromkeys(each.incarnation_id for each in self.registrations))
         epoch = 101 + processes.index(request.registration.incarnation_id)
         return controller_pb2.RegisterBrokerResponse(broker_epoch=epoch)
 
     async def Heartbeat(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        self.streams += 1
         async for request in request_iterator:
             self.heartbeats.append(request)
             self.heard.set()

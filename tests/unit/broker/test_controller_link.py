@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.broker import controller_directory
+from penstock.broker.controller_directory import FeedRefusals
 from penstock.broker.controller_link import ActingFailedError
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
     BrokerIdNotRegisteredError,
     ClusterNotFoundedError,
+    InconsistentClusterIdError,
     NetworkError,
     NotControllerError,
     PenstockError,
@@ -343,6 +345,45 @@ async def test_a_broker_that_stays_behind_stops_serving(bench: Bench) -> None:
     seen = len(first.heartbeats)
     await eventually(lambda: len(first.heartbeats) >= seen + 3)
     assert not bench.link.may_serve()
+
+
+async def test_feeds_that_are_refused_are_said_once_and_asked_for_ever_less_often(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bench = Bench()
+
+    def prepare(controller: FakeController) -> None:
+        controller.refuses_feed = InconsistentClusterIdError("of cluster 'c', not of 'Bogus'")
+
+    await bench.start(prepare=prepare)
+    try:
+        both = list(bench.controllers.values())
+        await eventually(lambda: all(len(one.known) >= 3 for one in both))
+        said = capsys.readouterr()
+        assert (said.out + said.err).count("metadata feed refused") == 2
+        for one in both:
+            one.refuses_feed = None
+        await eventually(bench.link.may_serve)
+    finally:
+        await bench.stop()
+
+
+def test_a_refusal_is_said_again_when_it_is_another_and_after_a_while() -> None:
+    refusals = FeedRefusals()
+    assert refusals.pause_ms(50) == 50
+    assert refusals.refused(1, "other cluster", 0) == {"unsaid": 0}
+    assert refusals.refused(2, "other cluster", 0) == {"unsaid": 0}
+    assert [refusals.refused(1, "other cluster", now) for now in (1_000, 59_999)] == [None, None]
+    assert refusals.refused(1, "no such node", 59_999) == {"unsaid": 2}
+    assert refusals.refused(2, "other cluster", 60_000) == {"unsaid": 0}
+    pauses = []
+    for _ in range(20):
+        pauses.append(refusals.pause_ms(50))
+        refusals.refused(1, "no such node", 60_000)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 2_000
+    refusals.heard()
+    assert refusals.pause_ms(50) == 50
 
 
 async def test_a_feed_that_knows_no_active_controller_is_left_for_another() -> None:

@@ -142,6 +142,21 @@ async def test_whom_the_founder_waits_for_is_named(bench: Bench) -> None:
         await bench.view.require_founded()
 
 
+async def test_why_the_founder_refuses_one_that_it_waits_for_is_named(bench: Bench) -> None:
+    unfounded(bench)
+    bench.nodes[1].awaited = [2, 3]
+    founding = bench.nodes[1].founding
+    assert founding is not None
+    founding.refusals[2] = "node 2 is of cluster 'Bogus', and this controller of 'c'"
+    founding.refusals[9] = "nobody waits for this one"
+    with pytest.raises(ClusterNotFoundedError) as caught:
+        await bench.view.require_founded()
+    said = caught.value.message
+    assert "waits for 2, 3 (2 runs and is refused: node 2 is of cluster 'Bogus', and" in said
+    assert "next: mend that, and start all that are waited for" in said
+    assert "nobody waits" not in said
+
+
 async def test_a_founder_that_does_not_answer_is_named(bench: Bench) -> None:
     unfounded(bench)
     await bench.nodes[1].stop()

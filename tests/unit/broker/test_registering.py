@@ -4,11 +4,13 @@ where clients from outside reach it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from penstock.v1 import cluster_pb2
+from penstock.wire.errors import RequestTimedOutError
 from tests.support import eventually
 from tests.unit.broker.scripted_controllers import Bench, FakeController, heartbeats_more
 
@@ -133,6 +135,33 @@ async def test_it_says_so_again_when_the_level_has_risen_and_stays_the_same_regi
     assert len(first.registrations) == said, "it is known now"
     assert bench.epochs == [101], "nobody below takes it for another registration"
     assert bench.link.broker_epoch == 101
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_heartbeats_go_on_while_it_cannot_say_so(
+    bench: Bench, capsys: pytest.CaptureFixture[str], fails: bool
+) -> None:
+    bench.external = OUTSIDE
+    bench.session_timeout_ms = 200
+    await bench.start(prepare=lambda one: setattr(one, "metadata_version", 6))
+    first = bench.controllers[1]
+    await eventually(bench.link.may_serve)
+    hangs = asyncio.Event()
+    first.registers_again = RequestTimedOutError("no majority in time") if fails else hangs
+    tell(bench, 7, record(101))
+    await eventually(lambda: len(first.registrations) >= 4)
+    await heartbeats_more(first, 3)
+    assert first.streams == 1, "what is said beside them ends no stream of heartbeats"
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("are not told of external.advertised yet") == 1
+    first.registers_again = None
+    hangs.set()
+    tried = len(first.registrations)
+    await eventually(lambda: len(first.registrations) > tried)
+    tell(bench, 7, record(101, OUTSIDE))
+    await heartbeats_more(first, 2)
+    assert first.streams == 1
+    assert bench.epochs == [101]
 
 
 async def test_below_that_level_it_warns_and_says_what_to_do(

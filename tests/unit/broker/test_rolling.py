@@ -122,6 +122,35 @@ def test_a_broker_that_is_down_already_can_be_stopped() -> None:
     assert why_not_roll(9, [], brokers(), quorum()) == []
 
 
+@pytest.mark.parametrize(
+    ("down", "drained", "step"),
+    [
+        ((), (3,), "next: `penstock drain 3 --undo`, or restart what is drained; wait until"),
+        ((2,), (), "next: start node 2; wait until"),
+        ((2,), (3,), "next: start node 2; `penstock drain 3 --undo`, or restart"),
+        ((2,), (2,), "next: start node 2; wait until"),  # A start ends its drain.
+        ((4,), (5,), "next: wait until"),  # They have no replica of it.
+        ((), (), "next: wait until"),
+    ],
+)
+def test_what_brings_the_others_back_is_said(
+    down: tuple[int, ...], drained: tuple[int, ...], step: str
+) -> None:
+    standing = brokers(*down, drained=drained, count=5)
+    everybody = [1, 2, 3] if {2, 3} & {*down, *drained} else [1, 2]
+    reasons = why_not_roll(1, [partition(everybody)], standing, quorum(count=1))
+    assert step in reasons[0]
+
+
+def test_what_brings_controllers_back_is_said() -> None:
+    (reason,) = why_not_roll(1, [], brokers(drained=(3,)), quorum())
+    assert "next: `penstock drain 3 --undo`, or restart what is drained; wait until" in reason
+    (reason,) = why_not_roll(1, [], brokers(drained=(3,)), quorum({}, 2))
+    assert "next: start node 2; `penstock drain 3 --undo`" in reason
+    (reason,) = why_not_roll(1, [], brokers(), quorum({2: CAUGHT_UP_ENTRIES + 1}))
+    assert "next: wait until they have caught up" in reason
+
+
 def test_many_partitions_are_one_reason_each_kind() -> None:
     many = [PartitionStanding(f"t-{n}", (1, 2, 3), (1, 2), 2, 1) for n in range(500)]
     reasons = why_not_roll(1, [*many, partition([1], 1)], brokers(), quorum())

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from penstock.cli.output import OutputFormat
 from penstock.cli.settings import Settings
 from penstock.client.model import ConsumerRecord, OffsetAndMetadata
 from penstock.wire.errors import (
+    FencedMemberEpochError,
     InvalidPartitionsError,
     LeaderNotAvailableError,
     PenstockError,
@@ -99,6 +101,16 @@ class FakeConsumer:
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         self.commits.append({name: entry.offset for name, entry in offsets.items()})
+
+    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Future[None]:
+        done: Future[None] = Future()
+        try:
+            self.commit(offsets)
+        except PenstockError as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        return done
 
     def close(self) -> None:
         self.closed = True
@@ -397,21 +409,78 @@ def test_what_the_client_warns_of_is_said_with_what_to_do(
     assert not client.handlers
 
 
-def test_a_commit_that_failed_is_not_waited_for_again_at_the_end() -> None:
+def test_a_commit_that_failed_for_good_is_not_tried_again_at_the_end() -> None:
     consumer = FakeConsumer([record(0)])
     asked: list[Mapping[TopicPartition, OffsetAndMetadata]] = []
 
     def fail(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         asked.append(offsets)
-        raise RequestTimedOutError("nobody answers")
+        raise FencedMemberEpochError("another member has it")
 
     consumer.commit = fail  # type: ignore[method-assign]  # What the broker does.
     run = session(consumer)
     run._last_commit -= 10  # A commit is due.
-    with pytest.raises(RequestTimedOutError):
+    with pytest.raises(FencedMemberEpochError):
         run.run(None, 60.0)
     run.end()
     assert (len(asked), consumer.closed) == (1, True)
+
+
+def test_reading_goes_on_while_the_coordinator_is_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "_COMMIT_SECONDS", 0.0)
+    consumer = FakeConsumer(*[[record(offset)] for offset in range(5)])
+    take, away = consumer.commit, 3
+
+    def commit(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        nonlocal away
+        away -= 1
+        if away >= 0:
+            raise RequestTimedOutError("nobody answers")
+        take(offsets)
+
+    consumer.commit = commit  # type: ignore[method-assign]  # What the broker does.
+    run = session(consumer)
+    run.run(5, None)
+    assert run.printed == 5
+    run.end()
+    assert consumer.commits == [{P0: 4}, {P0: 5}]
+    told = capsys.readouterr().err
+    assert told.count("warning: ") == 1
+    assert "reading goes on" in told
+    assert "nobody answers" in told
+    assert told.count("the group is told again") == 1
+
+
+def test_a_commit_that_hangs_holds_up_no_reading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "_COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_SLOW_COMMIT_SECONDS", 0.0)
+    consumer = FakeConsumer(*[[record(offset)] for offset in range(5)])
+    hangs: list[Future[None]] = []
+
+    def commit_async(_: Mapping[TopicPartition, OffsetAndMetadata]) -> Future[None]:
+        hangs.append(Future())
+        return hangs[-1]
+
+    consumer.commit_async = commit_async  # type: ignore[method-assign]  # As above.
+    run = session(consumer)
+    run.run(5, None)
+    assert run.printed == 5
+    assert len(hangs) == 1, "one at a time"
+    assert capsys.readouterr().err.count("warning: ") == 1
+    # What was not committed is at the end; what the group took from this member is not.
+    other = TopicPartition("orders", 1)
+    assert run._pending is not None
+    run._pending.offsets[other] = OffsetAndMetadata(9)
+    run.on_partitions_lost([other])
+    hangs[0].set_exception(RequestTimedOutError("nobody answers"))
+    with pytest.raises(RequestTimedOutError):
+        run.end()
+    assert run._uncommitted == {P0: record(4).position_after}
+    assert consumer.closed
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,14 @@ def test_the_setting_is_named_that_the_address_is_of(
     assert setting in found.next
 
 
+def test_a_controller_that_is_about_to_vote_is_nothing_to_act_on() -> None:
+    answers = [answer(n, node=node(n, roles=("broker", "controller"))) for n in (1, 2, 3)]
+    assert findings(picture(answers=answers)) == []
+    answers.append(answer(4, node=node(4, roles=("broker", "controller"))))
+    comes = quorum(catching_up=QuorumVoter(4, "host-4", 10092, 3))
+    assert findings(picture(answers=answers, quorum=comes)) == []
+
+
 def test_a_sound_cluster_has_nothing_to_act_on() -> None:
     assert findings(picture()) == []
 
@@ -256,6 +264,17 @@ CASES: dict[str, tuple[Callable[[], Picture], str, str, str]] = {
         "critical",
         "controllers",
         "takes itself for the leader, and no majority",
+    ),
+    "no voter": (
+        lambda: picture(
+            answers=[
+                *(answer(n) for n in (1, 2, 3)),
+                answer(4, node=node(4, roles=("broker", "controller"))),
+            ]
+        ),
+        "warning",
+        "controller 4",
+        "it does not vote",
     ),
     "lost voter": (
         lambda: picture(quorum=with_voter(is_unreachable=True)),

@@ -209,8 +209,7 @@ async def test_a_hand_over_that_the_thread_does_not_take_leaves_the_next_one_fre
 )
 async def test_a_controller_that_waits_says_what_for(tmp_path, monkeypatch, voters, said):
     # Again and again: the first may come before the thread has told what it found.
-    monkeypatch.setattr(raft_quorum, "_FIRST_REMINDER_S", 0.02)
-    monkeypatch.setattr(raft_quorum, "_NEXT_REMINDER_S", 0.02)
+    monkeypatch.setattr(raft_quorum, "_REMINDER_S", 0.02)
     config = ControllerConfig(
         node_id=1,
         cluster_id="c",

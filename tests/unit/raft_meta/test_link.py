@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+
 import grpc
 import pytest
 from grpc import aio
 
 from penstock.raft_meta import link
-from penstock.raft_meta.link import Message, _Outlet, step_to_connect
+from penstock.raft_meta.authentication import PeerAuthentication
+from penstock.raft_meta.connecting import NodeConnector
+from penstock.raft_meta.link import Message, RaftLink, _Outlet, step_to_connect
+from penstock.v1 import raft_pb2
 from tests.support import eventually
 
 
@@ -27,6 +33,20 @@ class BreakingConnector:
     def open(self, address: str, _peer: int) -> aio.Channel:
         self.opened.append(address)
         return aio.insecure_channel(address)
+
+
+class RefusedError(Exception):
+    """What ends a call that is refused."""
+
+
+class OneCall:
+    """The context of a call."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def abort(self, _status: grpc.StatusCode, reason: str) -> None:
+        raise RefusedError(reason)
 
 
 ADDRESS = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
@@ -83,3 +103,36 @@ async def test_why_a_stream_ended_is_not_forgotten_for_a_write_that_came_too_lat
         assert outlet.failure == "UNIMPLEMENTED: Method not found!"
     finally:
         await outlet.close()
+
+
+async def test_why_a_node_of_the_settings_was_refused_is_known_until_it_is_not() -> None:
+    voters = {node: ("127.0.0.1", node) for node in (1, 2)}
+    one = RaftLink(
+        node_id=1,
+        cluster_id="c",
+        voters=voters,
+        advertised=voters[1],
+        connector=NodeConnector(None),
+        authentication=PeerAuthentication("c", tls=False),
+        on_message=lambda _peer, _message: None,
+        on_lost=lambda _peer: None,
+    )
+
+    async def introduce(node_id: int, cluster_id: str) -> None:
+        hello = raft_pb2.RaftHello(
+            cluster_id=cluster_id, node_id=node_id, receiver_node_id=1, directory_id=b"d" * 16
+        )
+
+        async def messages() -> AsyncIterator[Message]:
+            yield Message(hello=hello)
+
+        with contextlib.suppress(RefusedError):
+            await one._introduce(messages(), OneCall())
+
+    await introduce(2, "Bogus" * 1000)
+    await introduce(7, "Bogus")
+    (refusal,) = one.refusals().values()
+    assert refusal.startswith("node 2 is of cluster 'Bogus")
+    assert len(refusal) <= 300
+    await introduce(2, "c")
+    assert one.refusals() == {}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import structlog
+
 from penstock.raft_meta.quorum import QuorumStatus, Role
-from penstock.raft_meta.reminders import reminder_of
+from penstock.raft_meta.reminders import Reminders, reminder_of
 from penstock.raft_meta.rules.founding import IN_USE
 from penstock.raft_meta.voters import VoterSet
 
@@ -17,7 +19,11 @@ def test_a_founder_names_whom_it_waits_for() -> None:
     reminder = reminder_of(status, [1, 2, 3])
     assert reminder is not None
     assert reminder.details == {"missing": [2, 3], "refused": {2: "its settings differ"}}
-    assert reminder.next_step.startswith("start them; controller.quorum.voters must be the same")
+    assert reminder.next_step.startswith("mend what some are refused for, and start the others; ")
+    assert "controller.quorum.voters must be the same" in reminder.next_step
+    silent = reminder_of(replace(status, founding_refusals={}), [1, 2, 3])
+    assert silent is not None
+    assert silent.next_step.startswith("start them; controller.quorum.voters must be the same")
 
 
 def test_a_founder_whose_peer_belongs_to_a_cluster_is_sent_there() -> None:
@@ -43,3 +49,17 @@ def test_others_are_told_what_makes_them_voters() -> None:
 
 def test_a_voter_waits_for_nothing() -> None:
     assert reminder_of(replace(NEWCOMER, voters=VoterSet.of([1])), [1]) is None
+
+
+def test_what_has_changed_is_said_at_once_and_the_same_once_a_minute() -> None:
+    reminders = Reminders()
+    waits = replace(NEWCOMER, awaited=(2, 3))
+    refuses = replace(waits, founding_refusals={2: "node 2 is of cluster 'Bogus'"})
+    said: list[int] = []
+    with structlog.testing.capture_logs() as lines:
+        for now_s, status in [(0, waits), (5, waits), (10, refuses), (15, refuses), (70, refuses)]:
+            reminders.look(reminder_of(status, [1, 2, 3]), float(now_s))
+            said.append(len(lines))
+    assert said == [1, 1, 2, 2, 3]
+    assert lines[1]["refused"] == {2: "node 2 is of cluster 'Bogus'"}
+    assert lines[1]["next_step"].startswith("mend what some are refused for")

@@ -29,6 +29,9 @@ from penstock.wire.wording import SHOWN, some
 CAUGHT_UP_ENTRIES: Final = 1_000
 """A voter that lacks no more of the leader's log has it in a moment, and can be elected."""
 
+DRAINED: Final = "drained"
+DOWN: Final = "down"
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionStanding:
@@ -117,10 +120,10 @@ def judge(
         and other.drained_since_ms
         and not 0 < own_ms < other.drained_since_ms
     }
-    absent = dict.fromkeys(leaving, "drained")
-    absent |= {other.node_id: "down" for other in known.values() if not other.serves}
+    absent = dict.fromkeys(leaving, DRAINED)
+    absent |= {other.node_id: DOWN for other in known.values() if not other.serves}
     reasons: list[_Reason] = []
-    if absent.get(node_id) != "down":
+    if absent.get(node_id) != DOWN:
         reasons += _about_partitions(node_id, partitions, absent)
     reasons += _about_controllers(node_id, quorum, leaving)
     return RollVerdict(
@@ -133,6 +136,7 @@ def judge(
 def _about_partitions(
     node_id: int, partitions: Iterable[PartitionStanding], absent: Mapping[int, str]
 ) -> list[_Reason]:
+    involved: set[int] = set()  # Who has replicas of those that would suffer by who is absent.
     single: list[str] = []
     last: list[str] = []
     short: list[str] = []
@@ -145,16 +149,25 @@ def _about_partitions(
             single.append(partition.name)
         elif not left:
             last.append(partition.name)
+            involved.update(partition.replicas)
         elif left < partition.min_isr:
             never = partition.min_isr >= len(partition.replicas)
             (unmeetable if never else short).append(partition.name)
-    others = [f"broker {node} is {how}" for node, how in sorted(absent.items()) if node != node_id]
+            if not never:
+                involved.update(partition.replicas)
+    involved.discard(node_id)
+    missing = {node: how for node, how in sorted(absent.items()) if node in involved}
+    others = [f"broker {node} is {how}" for node, how in missing.items()]
     beside = f" ({some(others[:SHOWN], len(others))})" if others else ""
+    back = _bring_back(
+        [node for node, how in missing.items() if how == DOWN],
+        [node for node, how in missing.items() if how == DRAINED],
+    )
     reasons = []
     if last:
         text = (
-            f"node {node_id} has the only replica in sync of {_named(last)}{beside}; next: wait "
-            "until another is in sync, as `penstock doctor` says"
+            f"node {node_id} has the only replica in sync of {_named(last)}{beside}; next: "
+            f"{back}wait until another is in sync, as `penstock doctor` says"
         )
         reasons.append(_Reason(text))
     if single:
@@ -166,8 +179,8 @@ def _about_partitions(
     if short:
         text = (
             f"without node {node_id} fewer replicas of {_named(short)} are in sync than "
-            f"min.insync.replicas{beside}, and acks=all would be refused; next: wait until the "
-            "others are in sync, as `penstock doctor` says"
+            f"min.insync.replicas{beside}, and acks=all would be refused; next: {back}wait until "
+            "the others are in sync, as `penstock doctor` says"
         )
         reasons.append(_Reason(text))
     if unmeetable:
@@ -178,6 +191,17 @@ def _about_partitions(
         )
         reasons.append(_Reason(text, passes=False))
     return reasons
+
+
+def _bring_back(down: Sequence[int], drained: Sequence[int]) -> str:
+    """What to do about these nodes, before another step; empty where there are none."""
+    steps = []
+    if down:
+        steps.append(f"start node {_named([str(node) for node in down])}")
+    if drained:
+        commands = _named([f"`penstock drain {node} --undo`" for node in drained])
+        steps.append(f"{commands}, or restart what is drained")
+    return "".join(f"{step}; " for step in steps)
 
 
 def _named(names: Sequence[str]) -> str:
@@ -216,7 +240,11 @@ def _about_controllers(
     )
     if not lacking:
         return [_Reason(f"{short}; next: add controllers with `penstock quorum add`", passes=False)]
-    step = "start those, or wait until they have caught up, as `penstock quorum status` shows"
+    # In the order in which _lack names what is so.
+    silent = [voter.node_id for voter in left if not voter.answers]
+    drained = [voter.node_id for voter in left if voter.node_id in leaving and voter.answers]
+    back = _bring_back(silent, drained)
+    step = f"{back}wait until they have caught up, as `penstock quorum status` shows"
     # Of two, the other that comes back is no majority either.
     return [_Reason(f"{short} (controller {lacking}); next: {step}", passes=len(left) >= needed)]
 
