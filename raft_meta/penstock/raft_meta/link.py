@@ -274,8 +274,11 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         return "" if outlet is None else outlet.failure
 
     def refusals(self) -> dict[int, str]:
-        """Why those of the settings that are not connected were refused here the last time."""
-        return {peer: why for peer, why in self._refusals.items() if peer not in self._newest}
+        """Why those of the settings that are not connected were refused here the last time. On any
+        thread.
+        """
+        refused = [*self._refusals.items()]
+        return {peer: why for peer, why in refused if peer not in self._newest}
 
     def _is_needed(self, peer: int) -> bool:
         return peer in self._wanted or peer in self._newest

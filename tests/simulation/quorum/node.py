@@ -273,6 +273,9 @@ class SimulatedLink:
     def failure_of(self, _peer: int) -> str:
         return ""  # Nobody is told why the network does what it does.
 
+    def refusals(self) -> dict[int, str]:
+        return {}  # All are of one cluster.
+
     async def stop(self) -> None:
         self._is_open = False
 
