@@ -93,7 +93,7 @@ class Guarded:
     ``meter`` itself, unless it is for nodes only: there each message passes through here, and its
     speaker is checked. Calls with a ``traceparent`` are of that trace (penstock.raft_meta.tracing).
     Responses go out as ``tell`` makes them, but for those that are bytes already.
-    ``arrivals`` is told of all requests, but again of those of such a method for whoever calls.
+    ``arrivals`` is told of all requests, but for those of a method that tells them itself.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -51,13 +51,15 @@ class Telling(MetadataServicer):
 
 
 @asynccontextmanager
-async def served(telling: Telling) -> AsyncIterator[tuple[Unsent, Any]]:
+async def served(
+    telling: Telling, tell: Callable[[Any], Any] | None = None
+) -> AsyncIterator[tuple[Unsent, Any]]:
     server = aio.server()
     limits = UnsentLimits(
         max_bytes=LIMIT_BYTES * 4 // 3, connection_max_bytes=LIMIT_BYTES, stalled_ms=60_000
     )
     unsent = Unsent(limits, lambda _: True, Counts())
-    taken: Any = Taken(Guarded(server), unsent)
+    taken: Any = Taken(Guarded(server, tell=tell), unsent, tell)
     add_MetadataServicer_to_server(telling, taken)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -110,4 +112,25 @@ async def test_what_a_stream_says_is_told_and_counts_no_more() -> None:
         told = await stub.Watch(metadata_pb2.WatchRequest()).read()
         assert len(told.brokers[0].host) == LARGE_BYTES
         await eventually(lambda: unsent.total_bytes == 0)
+        telling.gate.set()
+
+
+@pytest.mark.parametrize("size_bytes", [1, LARGE_BYTES])
+async def test_answers_of_any_size_are_told_as_the_port_tells(size_bytes: int) -> None:
+    def outside(answer: Any) -> Any:
+        told = type(answer)()
+        told.CopyFrom(answer)
+        if isinstance(told, metadata_pb2.WatchResponse):
+            told.brokers[0].port = 7
+        else:
+            told.controller_id = 7
+        return told
+
+    telling = Telling()
+    telling.size_bytes = size_bytes
+    async with served(telling, outside) as (_, stub):
+        told = await stub.DescribeCluster(metadata_pb2.DescribeClusterRequest())
+        assert (told.controller_id, len(told.cluster_id)) == (7, size_bytes)
+        watched = await stub.Watch(metadata_pb2.WatchRequest()).read()
+        assert (watched.brokers[0].port, len(watched.brokers[0].host)) == (7, size_bytes)
         telling.gate.set()

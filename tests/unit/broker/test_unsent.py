@@ -7,6 +7,9 @@ import socket
 
 import pytest
 
+from penstock.broker.config import NodeConfig
+from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.service import limits
 from penstock.broker.service.closing import close_connection
 from penstock.broker.service.unsent import Share, Unsent, UnsentLimits
 from penstock.wire.errors import RequestTimedOutError
@@ -162,18 +165,25 @@ def test_a_connection_is_closed_by_its_peers_name(family: socket.AddressFamily) 
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_connection_is_closed_whichever_of_the_ports_for_clients_it_came_to(which: int) -> None:
+async def test_both_ports_for_clients_are_bounded(which: int) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("127.0.0.1", 0)) as other,
     ):
-        ports = [one.getsockname()[1], other.getsockname()[1]]
-        with socket.create_connection(("127.0.0.1", ports[which])) as client:
+        names = [f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other)]
+        config = NodeConfig(broker_listen=names[0], external_listen=names[1])
+        unsent = limits.unsent_answers(config, BrokerMetrics())
+        unfinished = limits.unfinished_requests(config, BrokerMetrics())
+        with socket.create_connection((one, other)[which].getsockname()) as client:
             accepted = (one, other)[which].accept()[0]
-            assert close_connection(f"ipv4:127.0.0.1:{client.getsockname()[1]}", {*ports})
+            found = {each.address for each in unfinished._find()}
+            assert client.getsockname() in found
+            assert unsent._close(f"ipv4:127.0.0.1:{client.getsockname()[1]}")
             client.settimeout(10)
             assert client.recv(1) == b""
             accepted.close()
+        await unfinished.stop()
+        await unsent.stop()
 
 
 @pytest.mark.parametrize("peer", ["", "unix:/x", "ipv4:nonsense", "ipv4:127.0.0.1:x", "ipv6::1"])
