@@ -343,6 +343,16 @@ GROUP: Final = Dashboard(
             "{{group}} in {{topic}}",
             f"deriv(penstock_group_lag_records{{{_GROUP}}}[15m])",
         ),
+        Panel(
+            "For how long it stands still",
+            [
+                (
+                    "{{group}} in {{topic}}",
+                    f"max by (group, topic) (penstock_group_stalled_seconds{{{_GROUP}}})",
+                )
+            ],
+            "s",
+        ),
         Panel("Groups by state", [("{{state}}", f"sum by (state) (penstock_groups{{{_MINE}}})")]),
         Panel("Members", [("", f"sum(penstock_group_members{{{_MINE}}})")]),
         curve(

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import HistogramMetricFamily
 
+from penstock.broker.core.group_progress import Lag
 from penstock.broker.core.metadata_image import ImageChange, Topic
 from penstock.broker.durations import Durations, SharedDurations
 from penstock.broker.metrics import BrokerMetrics
@@ -108,14 +109,18 @@ def test_calls_of_one_method_are_counted_whichever_port_they_came_to() -> None:
 def test_group_lags_beyond_the_limit_are_summed() -> None:
     metrics = BrokerMetrics(most_labels=2)
     show = metrics.coordinators.group_lags
-    show({("g", "a"): 1, ("g", "b"): 20, ("g", "c"): 300, ("g", "d"): 4})
+    lags = {"a": Lag(1, 70), "b": Lag(20, 0), "c": Lag(300, 10), "d": Lag(4, 90)}
+    show({("g", topic): lag for topic, lag in lags.items()})
     registry = metrics.registry
     assert value(registry, "group_lag_records", group="g", topic="c") == 300
+    assert value(registry, "group_stalled_seconds", group="g", topic="c") == 10
     assert value(registry, "group_lag_records", group="g", topic="a") is None
     assert value(registry, "group_lag_records", group=OTHER, topic=OTHER) == 5
-    show({("g", "a"): 1})
+    assert value(registry, "group_stalled_seconds", group=OTHER, topic=OTHER) == 90
+    show({("g", "a"): lags["a"]})
     assert value(registry, "group_lag_records", group="g", topic="a") == 1
-    assert value(registry, "group_lag_records", group=OTHER, topic=OTHER) is None
+    for name in ("group_lag_records", "group_stalled_seconds"):
+        assert value(registry, name, group=OTHER, topic=OTHER) is None
 
 
 def test_states_are_shown_at_zero_too_once_there_are_coordinators() -> None:
