@@ -23,6 +23,7 @@ from penstock.broker.datadir import (
 from penstock.broker.graphite import GraphitePusher
 from penstock.broker.http import NodeHttp
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.node_facts import NodeFacts
 from penstock.broker.node_health import NodeHealth
 from penstock.broker.node_http import AskVerdict, NodePages
 from penstock.broker.quorum_view import QuorumView
@@ -64,6 +65,7 @@ class Node:
         self._health = health = NodeHealth()
         self._undo.append(health.stop)
         pages = NodePages(health, metrics.registry)
+        facts = NodeFacts(config, metrics.registry)
         try:
             tls = self._tls(meta.cluster_id)
             if config.metrics_listen:
@@ -76,6 +78,7 @@ class Node:
                     count_refusal=metrics.controller_refused,
                     meter=metrics.traffic,
                     on_synced=metrics.storage.flush_counts(config.metadata_directory).synced,
+                    node=facts,
                 )
                 metrics.quorum.watch(self._controller.figures)
                 metrics.process.listens("controller", parse_address(config.controller_listen)[1])
@@ -86,7 +89,12 @@ class Node:
                 health.require(lambda: why_controller_not_ready(controller.status()))
             if "broker" in config.roles:
                 self._broker = Broker(
-                    config, meta.cluster_id, metrics, tls, failed_directories=failed
+                    config,
+                    meta.cluster_id,
+                    metrics,
+                    tls,
+                    facts=facts,
+                    failed_directories=failed,
                 )
                 self._undo.append(self._stop_broker)
                 await self._broker.start()

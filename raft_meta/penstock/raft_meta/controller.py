@@ -21,6 +21,7 @@ from penstock.raft_meta.metering import Meter, SyncObserver, nobody_observes
 from penstock.raft_meta.quorum import QuorumStatus
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.refusals import RefusalCounter, nobody_counts
+from penstock.raft_meta.reports import NodeReports, NothingTold
 from penstock.raft_meta.service import ControllerServicer
 from penstock.v1 import controller_pb2_grpc, raft_pb2_grpc
 from penstock.wire.transport import SERVER_OPTIONS, format_address
@@ -52,8 +53,10 @@ class ControllerServer:
         count_refusal: RefusalCounter = nobody_counts,
         meter: Meter | None = None,
         on_synced: SyncObserver = nobody_observes,
+        node: NodeReports | None = None,
     ) -> None:
         self._config = config
+        self._node = node or NothingTold()
         self._tls = tls
         self._shell = ControllerShell(config, count_refusal=count_refusal)
         self._meter = meter
@@ -83,7 +86,7 @@ class ControllerServer:
         )  # What the generated code calls of a server.
         raft_pb2_grpc.add_RaftServicer_to_server(self._quorum.link, guarded)
         controller_pb2_grpc.add_ControllerServicer_to_server(
-            ControllerServicer(config, self._shell, self._quorum), guarded
+            ControllerServicer(config, self._shell, self._quorum, self._node), guarded
         )
         self._server = server
         try:
