@@ -46,7 +46,7 @@ class Led:
         replica = SimpleNamespace(
             role=role, isr=frozenset(isr), min_isr=min_isr, followers=lambda: followers
         )
-        waiters = {
+        waiters: dict[str, list[object]] = {
             f"{kind}_waiters": [] for kind in ("commit", "durable", "high_watermark", "fetch")
         }
         waiters["fetch_waiters"] = [object()] * 2
