@@ -16,7 +16,7 @@ _MINE: Final = 'cluster=~"$cluster"'
 _NODE: Final = f'{_MINE}, node=~"$node"'
 _TOPIC: Final = f'{_MINE}, topic=~"$topic"'
 _GROUP: Final = f'{_MINE}, group=~"$group"'
-_COMMITTED: Final = f"penstock_raft_commit_index{{{_MINE}}}"
+_CHANGED: Final = f"max by (cluster) (penstock_cluster_metadata_index{{{_MINE}}})"
 _QUERY: Final = 'query=~"$query"'
 
 _CLUSTER_VARIABLE: Final = {"cluster": ("penstock_build_info", "cluster")}
@@ -424,7 +424,7 @@ QUORUM: Final = Dashboard(
             [
                 (
                     "node {{node}}",
-                    f"scalar(max({_COMMITTED})) - penstock_metadata_index{{{_MINE}}}",
+                    f"{_CHANGED} - on (cluster) group_right () penstock_metadata_index{{{_MINE}}}",
                 )
             ],
         ),

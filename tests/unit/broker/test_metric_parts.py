@@ -147,7 +147,7 @@ def status(**values: object) -> QuorumStatus:
 def test_the_active_controller_alone_shows_the_cluster() -> None:
     metrics = BrokerMetrics()
     assert value(metrics.registry, "active_controller") is None, "there is no controller here"
-    active = figures_of(status(), ClusterState(), 5, is_active=True)
+    active = figures_of(status(), ClusterState(), 5, is_active=True, changed_index=7)
     metrics.quorum.watch(lambda: active)
     assert value(metrics.registry, "active_controller") == 1
     assert value(metrics.registry, "offline_partitions") == 0
@@ -155,6 +155,7 @@ def test_the_active_controller_alone_shows_the_cluster() -> None:
     assert value(metrics.registry, "raft_lag_entries", voter="2") == 2
     assert value(metrics.registry, "raft_lag_entries", voter="1") is None
     assert value(metrics.registry, "cluster_brokers", state="fenced") == 0
+    assert value(metrics.registry, "cluster_metadata_index") == 7
     other = figures_of(status(match_index={}), ClusterState(), 5, is_active=False)
     metrics.quorum.watch(lambda: other)
     assert value(metrics.registry, "active_controller") == 0
