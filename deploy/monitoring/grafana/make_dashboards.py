@@ -18,6 +18,7 @@ _TOPIC: Final = f'{_MINE}, topic=~"$topic"'
 _GROUP: Final = f'{_MINE}, group=~"$group"'
 _CHANGED: Final = f"max by (cluster) (penstock_cluster_metadata_index{{{_MINE}}})"
 _QUERY: Final = 'query=~"$query"'
+_LAG: Final = f"max by (cluster, group, topic) (penstock_group_lag_records{{{_GROUP}}})"
 
 _CLUSTER_VARIABLE: Final = {"cluster": ("penstock_build_info", "cluster")}
 _NODE_VARIABLE: Final = {**_CLUSTER_VARIABLE, "node": ("penstock_build_info", "node")}
@@ -341,7 +342,8 @@ GROUP: Final = Dashboard(
         curve(
             "How fast the lag grows",
             "{{group}} in {{topic}}",
-            f"deriv(penstock_group_lag_records{{{_GROUP}}}[15m])",
+            # Not by coordinator: a series of a former one would go on for a quarter of an hour.
+            f"deriv({_LAG}[15m:1m])",
         ),
         Panel("Groups by state", [("{{state}}", f"sum by (state) (penstock_groups{{{_MINE}}})")]),
         Panel("Members", [("", f"sum(penstock_group_members{{{_MINE}}})")]),
