@@ -78,6 +78,8 @@ class Node:
                     on_synced=metrics.storage.flush_counts(config.metadata_directory).synced,
                 )
                 metrics.quorum.watch(self._controller.figures)
+                shown = [path for path in logs if path not in failed]
+                metrics.storage.watch_metadata_room(config.metadata_directory, shown)
                 metrics.process.listens("controller", parse_address(config.controller_listen)[1])
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
