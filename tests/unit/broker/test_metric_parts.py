@@ -97,6 +97,25 @@ def test_topics_beyond_the_limit_are_counted_as_one_and_deleted_ones_go() -> Non
     assert value(registry, "topic_produced_bytes_total", topic=OTHER) == 201
 
 
+def test_a_fetch_that_is_answered_after_its_topic_was_deleted_does_not_bring_it_back() -> None:
+    registry = CollectorRegistry()
+    traffic = TrafficMetrics(registry, TopicLabels(1))
+    there = {"a", "b"}
+    traffic.watch(there.__contains__)
+    for topic in ("a", "b"):
+        traffic.fetched(topic, 100)
+    for topic in ("a", "b"):
+        there.discard(topic)
+        traffic.on_metadata(removed(topic))
+        traffic.fetched(topic, 7)
+    assert value(registry, "topic_fetched_bytes_total", topic="a") is None
+    assert value(registry, "topic_fetched_bytes_total", topic=OTHER) == 100
+    assert value(registry, "fetched_bytes_total") == 214
+    there.add("c")
+    traffic.fetched("c", 1)
+    assert value(registry, "topic_fetched_bytes_total", topic="c") == 1, "its name has room"
+
+
 def test_calls_of_one_method_are_counted_whichever_port_they_came_to() -> None:
     registry = CollectorRegistry()
     traffic = TrafficMetrics(registry, TopicLabels(1))
