@@ -127,6 +127,13 @@ def test_the_setting_is_named_that_the_address_is_of(
     assert setting in found.next
 
 
+def test_one_that_does_not_answer_is_looked_after_before_its_address_is() -> None:
+    """While no controller is active nobody is fenced, and a dead node is like a wrong address."""
+    (found,) = findings(one_of(answer(3, node=None, error="connection refused")))
+    assert found.next.startswith("start node 3 if it is down")
+    assert "broker.advertised" in found.next
+
+
 def test_a_controller_that_is_about_to_vote_is_nothing_to_act_on() -> None:
     answers = [answer(n, node=node(n, roles=("broker", "controller"))) for n in (1, 2, 3)]
     assert findings(picture(answers=answers)) == []
