@@ -22,6 +22,7 @@ from penstock.broker.datadir import (
 )
 from penstock.broker.graphite import GraphitePusher
 from penstock.broker.http import NodeHttp
+from penstock.broker.logs import bind_in_json
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.node_facts import NodeFacts
 from penstock.broker.node_health import NodeHealth
@@ -59,6 +60,7 @@ class Node:
         logs = config.log_directories if "broker" in config.roles else []
         root = Path(config.data_dir)
         meta = open_directories(root, config.node_id, metadata)
+        bind_in_json(cluster=meta.cluster_id)
         self._locks = [lock_directory(root)]
         failed = self._claim(root, logs)
         metrics = self._metrics(meta.cluster_id)
@@ -81,6 +83,8 @@ class Node:
                     node=facts,
                 )
                 metrics.quorum.watch(self._controller.figures)
+                shown = [path for path in logs if path not in failed]
+                metrics.storage.watch_metadata_room(config.metadata_directory, shown)
                 metrics.process.listens("controller", parse_address(config.controller_listen)[1])
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
@@ -106,7 +110,7 @@ class Node:
         except BaseException:
             await self.stop()
             raise
-        log.info("started", roles=sorted(config.roles), cluster_id=meta.cluster_id)
+        log.info("started", roles=sorted(config.roles), cluster=meta.cluster_id)
 
     def _metrics(self, cluster_id: str) -> BrokerMetrics:
         """What is measured of this node, sent to Graphite if there is to be one."""

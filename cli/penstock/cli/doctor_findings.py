@@ -302,7 +302,10 @@ def _why_unheard(answer: Answer) -> tuple[str, str] | None:
         )
     stands_for = f" (which is {', '.join(answer.resolved[:SHOWN])})" if answer.resolved else ""
     if answer.node is None:
-        step = f"correct {answer.setting} on that node, or open the way there: clients need it"
+        step = (
+            f"start node {answer.broker.node_id} if it is down; if it runs, correct "
+            f"{answer.setting} there, or open the way to it: clients need it"
+        )
         return f"{named}{stands_for} does not answer: {answer.error}", step
     if answer.node.node_id != answer.broker.node_id:
         return (

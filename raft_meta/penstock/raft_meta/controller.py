@@ -126,4 +126,5 @@ class ControllerServer:
             self._shell.state,
             self._elections.count,
             is_active=self._shell.is_active,
+            changed_index=self._shell.changed_index,
         )

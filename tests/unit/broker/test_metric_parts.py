@@ -98,6 +98,25 @@ def test_topics_beyond_the_limit_are_counted_as_one_and_deleted_ones_go() -> Non
     assert value(registry, "topic_produced_bytes_total", topic=OTHER) == 201
 
 
+def test_a_fetch_that_is_answered_after_its_topic_was_deleted_does_not_bring_it_back() -> None:
+    registry = CollectorRegistry()
+    traffic = TrafficMetrics(registry, TopicLabels(1))
+    there = {"a", "b"}
+    traffic.watch(there.__contains__)
+    for topic in ("a", "b"):
+        traffic.fetched(topic, 100)
+    for topic in ("a", "b"):
+        there.discard(topic)
+        traffic.on_metadata(removed(topic))
+        traffic.fetched(topic, 7)
+    assert value(registry, "topic_fetched_bytes_total", topic="a") is None
+    assert value(registry, "topic_fetched_bytes_total", topic=OTHER) == 100
+    assert value(registry, "fetched_bytes_total") == 214
+    there.add("c")
+    traffic.fetched("c", 1)
+    assert value(registry, "topic_fetched_bytes_total", topic="c") == 1, "its name has room"
+
+
 def test_calls_of_one_method_are_counted_whichever_port_they_came_to() -> None:
     registry = CollectorRegistry()
     traffic = TrafficMetrics(registry, TopicLabels(1))
@@ -152,7 +171,7 @@ def status(**values: object) -> QuorumStatus:
 def test_the_active_controller_alone_shows_the_cluster() -> None:
     metrics = BrokerMetrics()
     assert value(metrics.registry, "active_controller") is None, "there is no controller here"
-    active = figures_of(status(), ClusterState(), 5, is_active=True)
+    active = figures_of(status(), ClusterState(), 5, is_active=True, changed_index=7)
     metrics.quorum.watch(lambda: active)
     assert value(metrics.registry, "active_controller") == 1
     assert value(metrics.registry, "offline_partitions") == 0
@@ -160,6 +179,7 @@ def test_the_active_controller_alone_shows_the_cluster() -> None:
     assert value(metrics.registry, "raft_lag_entries", voter="2") == 2
     assert value(metrics.registry, "raft_lag_entries", voter="1") is None
     assert value(metrics.registry, "cluster_brokers", state="fenced") == 0
+    assert value(metrics.registry, "cluster_metadata_index") == 7
     other = figures_of(status(match_index={}), ClusterState(), 5, is_active=False)
     metrics.quorum.watch(lambda: other)
     assert value(metrics.registry, "active_controller") == 0

@@ -97,6 +97,15 @@ def partition(**changes: Any) -> Picture:
     return picture(partitions=[replace(made, **changes)])
 
 
+def test_a_level_that_not_all_know_or_amid_an_upgrade_is_not_to_be_raised() -> None:
+    older = replace(picture().cluster, metadata_version=5)
+    brokers = (broker(1), broker(2), broker(3, max_metadata_version=5))
+    assert findings(picture(cluster=replace(older, brokers=brokers))) == []
+    amid = replace(one_of(answer(3, node=node(3, version="1.3"))), cluster=older)
+    (only,) = findings(amid)
+    assert "different software" in only.what
+
+
 def test_addresses_for_clients_from_outside_on_all_brokers_or_none_are_nothing_to_act_on() -> None:
     reached = [
         answer(n, broker=broker(n, external_host=f"b{n}.example.com", external_port=9094))
@@ -129,6 +138,13 @@ def test_the_setting_is_named_that_the_address_is_of(
     answers[2] = replace(answers[2], **unusable)
     (found,) = findings(picture(answers=answers))
     assert setting in found.next
+
+
+def test_one_that_does_not_answer_is_looked_after_before_its_address_is() -> None:
+    """While no controller is active nobody is fenced, and a dead node is like a wrong address."""
+    (found,) = findings(one_of(answer(3, node=None, error="connection refused")))
+    assert found.next.startswith("start node 3 if it is down")
+    assert "broker.advertised" in found.next
 
 
 def test_a_controller_that_is_about_to_vote_is_nothing_to_act_on() -> None:
