@@ -9,6 +9,7 @@ from typing import TextIO, cast
 
 import structlog
 
+from penstock.broker.journal import goes_to_journal, leveled
 from penstock.raft_meta import tracing
 
 
@@ -18,8 +19,11 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
     Fields are named as the labels of metrics are (docs/operating/log-lines.md): in JSON a partition
     is its topic and its number, so that both can be looked for.
 
+    Where that is systemd's journal each line has its level for it: ``journalctl --priority``.
+
     Lines cost about 14 microseconds: none may be written per request on a hot path.
     """
+    is_journal = goes_to_journal(sys.stderr)
     renderer: structlog.typing.Processor
     for_programs: list[structlog.typing.Processor] = [
         _partition_in_parts,
@@ -40,6 +44,7 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *(for_programs if is_json else []),
             renderer,
+            *([_leveled] if is_journal else []),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         # Typed for files, of which it uses these two methods.
@@ -52,6 +57,24 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(_tells_of_more_than_a_broken_connection)
+        if is_journal and handler.formatter is not None:
+            handler.setFormatter(_LeveledFormatter(handler.formatter))
+
+
+def _leveled(_logger: object, method: str, line: object) -> str:
+    """The last processor: the rendered line, for the journal."""
+    return leveled(str(line), "error" if method == "exception" else method)
+
+
+class _LeveledFormatter(logging.Formatter):
+    """Another formatter's lines, for the journal."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        return leveled(self._inner.format(record), record.levelname.lower())
 
 
 def _tells_of_more_than_a_broken_connection(record: logging.LogRecord) -> bool:
