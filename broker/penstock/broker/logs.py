@@ -9,6 +9,7 @@ from typing import TextIO, cast
 
 import structlog
 
+from penstock.broker.journal import goes_to_journal, leveled
 from penstock.raft_meta import tracing
 
 _in_json: dict[str, object] = {}
@@ -21,6 +22,8 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
     Fields are named as the labels of metrics are (docs/operating/log-lines.md): in JSON a partition
     is its topic and its number, so that both can be looked for. What libraries log through the
     standard library (grpc, asyncio) looks the same, so that whoever reads JSON can read all of it.
+
+    Where that is systemd's journal each line has its level for it: ``journalctl --priority``.
 
     Lines cost about 14 microseconds: none may be written per request on a hot path.
     """
@@ -45,8 +48,9 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *(for_programs if is_json else []),
     ]
+    shown = [renderer, *([_leveled] if goes_to_journal(sys.stderr) else [])]
     structlog.configure(
-        processors=[*filled, renderer],
+        processors=[*filled, *shown],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         # Typed for files, of which it uses these two methods.
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unfailing(sys.stderr))),
@@ -58,7 +62,7 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
         handler.setFormatter(
             structlog.stdlib.ProcessorFormatter(
                 foreign_pre_chain=[structlog.stdlib.add_logger_name, *filled],
-                processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+                processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *shown],
             )
         )
 
@@ -69,6 +73,11 @@ def bind_in_json(**fields: object) -> None:
     Lines in JSON are gathered from many nodes and clusters; who reads a console knows whose it is.
     """
     _in_json.update(fields)
+
+
+def _leveled(_logger: object, method: str, line: object) -> str:
+    """The last processor: the rendered line, for the journal."""
+    return leveled(str(line), "error" if method == "exception" else method)
 
 
 def _tells_of_more_than_a_broken_connection(record: logging.LogRecord) -> bool:
