@@ -42,10 +42,18 @@ def test_a_directory_above_that_lets_nobody_through_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = tmp_path / "home"
+    closed.mkdir()
     # The tests may run as root, whom nothing is denied.
     monkeypatch.setattr(os, "access", lambda path, _mode: path != closed)
     text = said(PermissionError(errno.EACCES, "Permission denied"), closed / "etc" / "key.pem")
-    assert f"; let the user {ME} pass through {closed}, or" in text
+    assert f"; let the user {ME} pass through {closed}, run this as" in text
+
+
+def test_what_is_not_there_could_not_be_made_in_the_directory_above(tmp_path: Path) -> None:
+    text = said(PermissionError(errno.EACCES, "Permission denied"), tmp_path / "penstock" / "data")
+    assert text.endswith(
+        f"; let the user {ME} write to {tmp_path}, or run this as the user who may"
+    )
 
 
 def test_read_only_may_be_the_service_and_not_the_disk(tmp_path: Path) -> None:
