@@ -247,8 +247,26 @@ def progress(
     line = f"moved {everything - len(left)} of {counted(everything, 'replica')} of node {node}"
     if behind:
         line += f"; {format_count(behind)} records are still to be copied"
-    leaderless = [str(where) for where, one in left.items() if one.leader < 0]
+    leaderless = {where: one for where, one in left.items() if one.leader < 0}
     if leaderless:
-        named = some(leaderless[:SHOWN], len(leaderless))
-        line += f"; {named} can't move while nobody leads: start the brokers of its replicas"
+        named = some([str(where) for where in leaderless][:SHOWN], len(leaderless))
+        line += (
+            f"; {named} can't move while nobody leads: start the brokers of its replicas, or "
+            f"{_given_up(node, leaderless)}"
+        )
     return line
+
+
+def _given_up(node: int, leaderless: Mapping[TopicPartition, PartitionDescription]) -> str:
+    """What to do where those brokers are lost for good, by the first partition of each case."""
+    first = next(iter(leaderless))
+    kept = [where for where, one in leaderless.items() if set(one.replicas) != {node}]
+    if kept:
+        topic, partition = kept[0]
+        return (
+            "where they are lost for good let another replica lead, which lacks records: "
+            f"`penstock partitions elect {topic}:{partition} --unclean`"
+        )
+    return (
+        f"where they are lost for good their records are, too: `penstock topics delete {first[0]}`"
+    )

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -54,6 +55,16 @@ def test_what_cannot_move_is_named() -> None:
     left = {where: one for n in range(5) for where, one in held(n, leader=-1).items()}
     line = progress(4, 5, left, [])
     assert "orders-0, orders-1, orders-2 and 2 more can't move while nobody leads" in line
+    assert "`penstock partitions elect orders:0 --unclean`" in line
+
+
+def test_the_only_replica_on_a_node_that_is_lost_can_only_be_given_up() -> None:
+    alone = {where: replace(one, replicas=(4,)) for where, one in held(0, leader=-1).items()}
+    line = progress(4, 1, alone, [])
+    assert "`penstock topics delete orders`" in line
+    assert "--unclean" not in line
+    # Of another one there is a copy left.
+    assert "elect orders:1 --unclean" in progress(4, 2, alone | held(1, leader=-1), [])
 
 
 class FakeAdmin:
