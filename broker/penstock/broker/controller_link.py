@@ -12,12 +12,12 @@ from typing import Any, Final, cast
 import structlog
 from grpc import aio
 
-from penstock.broker.controller_directory import (
-    ActiveController,
-    ControllerDirectory,
+from penstock.broker.controller_directory import ActiveController, ControllerDirectory
+from penstock.broker.controller_log import (
     ControllerSilence,
     FeedRefusals,
     Unheard,
+    Untold,
     in_words,
 )
 from penstock.broker.core.lease import Lease, MetadataLag
@@ -120,7 +120,7 @@ class ControllerLink:
         self._left_feed_ms: int | None = None
         self._lag = MetadataLag()
         self._unheard = Unheard()
-        self._untold_because = ""  # Why clients from outside were not told, as it was said last.
+        self._untold = Untold()
         self._was_fenced = True  # What the image said last of this registration.
         self._sequence = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -509,18 +509,9 @@ class ControllerLink:
                 active, self._broker_epoch, timeout_ms=self._session_timeout_ms // 4
             )
         except (PenstockError, aio.AioRpcError) as error:
-            reason = in_words(error)
-            if reason != self._untold_because:
-                self._untold_because = reason
-                log.warning(
-                    "clients from outside are not told of external.advertised yet",
-                    controller=active.node_id,
-                    reason=reason,
-                    next_step="nothing: it is tried again with each heartbeat",
-                )
-            return
-        self._untold_because = ""
-        log.info("clients from outside are told of external.advertised now")
+            self._untold.failed(active.node_id, error)
+        else:
+            self._untold.told()
 
     async def _ask_to_register(
         self, active: ActiveController, follows_broker_epoch: int, timeout_ms: int

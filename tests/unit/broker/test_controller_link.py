@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.broker import controller_directory
-from penstock.broker.controller_directory import FeedRefusals
 from penstock.broker.controller_link import ActingFailedError
+from penstock.broker.controller_log import FeedRefusals
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import (
     BrokerFencedError,

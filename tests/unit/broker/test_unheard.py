@@ -7,7 +7,7 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.controller_directory import Unheard, in_words
+from penstock.broker.controller_log import Unheard, Untold, in_words
 from penstock.wire.errors import NotControllerError
 
 
@@ -55,3 +55,22 @@ def test_reasons_are_in_words():
     assert in_words(NotControllerError("ask node 3")) == "ask node 3"
     assert in_words(TimeoutError()) == "no answer in half of broker.session.timeout.ms"
     assert in_words(ValueError("odd")) == "ValueError: odd"
+
+
+def test_one_cause_is_said_once_however_grpc_words_it(capsys):
+    untold = Untold()
+    for details in ("Deadline Exceeded", "Stream removed (Deadline Exceeded)"):
+        for _ in range(2):
+            untold.failed(
+                1,
+                aio.AioRpcError(
+                    grpc.StatusCode.DEADLINE_EXCEEDED, aio.Metadata(), aio.Metadata(), details
+                ),
+            )
+    untold.failed(1, NotControllerError("another is"))
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("not told of external.advertised yet") == 2
+    untold.told()
+    untold.failed(1, NotControllerError("another is"))
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("not told of external.advertised yet") == 1

@@ -14,6 +14,10 @@ ROOT = Path(__file__).parents[3]
 _OTHER_PROGRAMS = {
     # `findmnt --target` of a data directory that is not there.
     "broker/penstock/broker/datadir.py": {"--target"},
+    # That, and `chown --recursive`.
+    "raft_meta/penstock/raft_meta/denied.py": {"--recursive", "--target"},
+    # `journalctl --priority`.
+    "broker/penstock/broker/logs.py": {"--priority"},
     # Those of `python -m penstock.cli.demo`.
     "cli/penstock/cli/demo/access_log.py": {"--data"},
     "cli/penstock/cli/demo/scenario.py": {"--data"},
