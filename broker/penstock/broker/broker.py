@@ -42,6 +42,7 @@ from penstock.broker.service import limits
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
+from penstock.broker.service.limits import FromNodes
 from penstock.broker.service.log import LogServicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.outside import ToldOutside
@@ -70,7 +71,7 @@ from penstock.v1 import (
 )
 from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicIdPartition
-from penstock.wire.transport import SERVER_OPTIONS, format_address
+from penstock.wire.transport import NODE_SERVER_OPTIONS, format_address
 
 log = structlog.get_logger()
 
@@ -94,9 +95,11 @@ class Broker:
         metrics: BrokerMetrics,
         tls: NodeTls | None = None,
         *,
+        from_nodes: FromNodes,
         failed_directories: Mapping[Path, str] | None = None,
     ) -> None:
         self._config = config
+        self._from_nodes = from_nodes
         self._live = LiveConfig(config)
         self._cluster_id = cluster_id
         self._tls = tls
@@ -330,7 +333,7 @@ class Broker:
 
     async def _listen(self) -> None:
         config = self._config
-        unfinished = limits.unfinished_requests(config, self._metrics)
+        unfinished = limits.from_clients(config, self._metrics)
         unsent = limits.unsent_answers(config, self._metrics)
         self._undo += [unfinished.stop, unsent.stop]
         served = partial(
@@ -401,10 +404,11 @@ class Broker:
         """
         if self._tls is None or self._config.tls_client_auth == "required":
             return 0
-        server = aio.server(options=SERVER_OPTIONS)
-        self._add_replication(server, replication_pb2.LocateResponse())
+        server = aio.server(options=NODE_SERVER_OPTIONS)
+        self._add_replication(server, replication_pb2.LocateResponse(), self._from_nodes.arrivals)
         listen = self._config.replication_address
         port = bind(server, listen, setting="replication.listen", tls=self._tls)
+        self._from_nodes.opened(port)
         await server.start()
         self._undo.append(lambda: server.stop(_GRACE_S))
         self._metrics.process.listens("replication", port)
@@ -437,7 +441,7 @@ class Broker:
         self,
         server: aio.Server,
         located: replication_pb2.LocateResponse,
-        arrivals: Arrivals | None = None,
+        arrivals: Arrivals,
     ) -> None:
         nodes_only = NodesOnly(self._authentication, open_methods=frozenset({"Locate"}))
         guarded: Any = Guarded(server, nodes_only, self._metrics.traffic, arrivals=arrivals)

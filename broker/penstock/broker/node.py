@@ -27,6 +27,7 @@ from penstock.broker.node_health import NodeHealth
 from penstock.broker.node_http import AskVerdict, NodePages
 from penstock.broker.quorum_view import QuorumView
 from penstock.broker.readiness import Rollable, why_controller_not_ready
+from penstock.broker.service.limits import FromNodes
 from penstock.broker.stopping import Stop, stop_all
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.connecting import NodeConnector
@@ -64,6 +65,8 @@ class Node:
         self._health = health = NodeHealth()
         self._undo.append(health.stop)
         pages = NodePages(health, metrics.registry)
+        from_nodes = FromNodes(config, metrics, self._links)
+        self._undo.append(from_nodes.stop)
         try:
             tls = self._tls(meta.cluster_id)
             if config.metrics_listen:
@@ -75,10 +78,12 @@ class Node:
                     tls,
                     count_refusal=metrics.controller_refused,
                     meter=metrics.traffic,
+                    arrivals=from_nodes.arrivals,
                     on_synced=metrics.storage.flush_counts(config.metadata_directory).synced,
                 )
                 metrics.quorum.watch(self._controller.figures)
                 metrics.process.listens("controller", parse_address(config.controller_listen)[1])
+                from_nodes.opened(parse_address(config.controller_listen)[1])
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
                 use_up_founding(root)
@@ -86,7 +91,12 @@ class Node:
                 health.require(lambda: why_controller_not_ready(controller.status()))
             if "broker" in config.roles:
                 self._broker = Broker(
-                    config, meta.cluster_id, metrics, tls, failed_directories=failed
+                    config,
+                    meta.cluster_id,
+                    metrics,
+                    tls,
+                    from_nodes=from_nodes,
+                    failed_directories=failed,
                 )
                 self._undo.append(self._stop_broker)
                 await self._broker.start()
@@ -99,6 +109,10 @@ class Node:
             await self.stop()
             raise
         log.info("started", roles=sorted(config.roles), cluster_id=meta.cluster_id)
+
+    def _links(self) -> frozenset[str]:
+        """The connections by which other controllers are heard."""
+        return frozenset() if self._controller is None else self._controller.links()
 
     def _metrics(self, cluster_id: str) -> BrokerMetrics:
         """What is measured of this node, sent to Graphite if there is to be one."""

@@ -76,7 +76,7 @@ def everything() -> BrokerMetrics:
     metrics.watch_damage(lambda: 0, lambda: 0)
     metrics.watch_fenced(lambda: True)
     metrics.watch_unsent(lambda: 1)
-    metrics.watch_unfinished(lambda: 1)
+    metrics.watch_unfinished("clients", lambda: 1)
     metrics.watch_metadata(lambda: 0)
     metrics.watch_offline(lambda: 0, lambda: 0)
     metrics.storage.watch_room([])

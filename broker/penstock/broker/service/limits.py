@@ -1,8 +1,10 @@
-"""The limits of the ports for clients, by a node's settings; see docs/operating/limits.md."""
+"""The limits of a node's ports, by its settings; see docs/operating/limits.md."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from functools import partial
+from typing import Final
 
 from penstock.broker.config import NodeConfig
 from penstock.broker.metrics import BrokerMetrics
@@ -10,7 +12,16 @@ from penstock.broker.service.closing import close_connection
 from penstock.broker.service.sockets import accepted, can_tell
 from penstock.broker.service.unfinished import Unfinished
 from penstock.broker.service.unsent import Unsent, UnsentLimits
-from penstock.wire.transport import SERVER_OPTIONS, Option, parse_address
+from penstock.raft_meta.arriving import Arrivals
+from penstock.wire.transport import (
+    NODE_CONNECTIONS_MAX,
+    SERVER_OPTIONS,
+    Option,
+    parse_address,
+)
+
+_CLIENTS: Final = "clients"
+_NODES: Final = "nodes"
 
 
 def client_port_options(config: NodeConfig) -> list[Option]:
@@ -38,15 +49,56 @@ def unsent_answers(config: NodeConfig, metrics: BrokerMetrics) -> Unsent:
     return unsent
 
 
-def unfinished_requests(config: NodeConfig, metrics: BrokerMetrics) -> Unfinished:
-    """What keeps requests in part within bounds, where the system lets it. On the running loop."""
+def from_clients(config: NodeConfig, metrics: BrokerMetrics) -> Unfinished:
+    """What keeps connections of clients that bring no whole requests within bounds, where the
+    system lets it. On the running loop.
+    """
     unfinished = Unfinished(
-        config.unfinished_max_bytes, partial(accepted, _client_ports(config)), metrics
+        config.unfinished_max_bytes,
+        partial(accepted, _client_ports(config)),
+        metrics.incoming(_CLIENTS),
+        crowd=_crowd(config.connections_max),
     )
-    if can_tell():
-        metrics.watch_unfinished(lambda: unfinished.total_bytes)
-        unfinished.start()
+    _begin(unfinished, metrics, _CLIENTS)
     return unfinished
+
+
+class FromNodes:
+    """The same of the ports for nodes alone: that of controllers, and that of followers by gRPC.
+
+    What they may have is theirs alone, so that clients take nothing of it. ``links`` names the
+    connections by which controllers are heard: whatever others send, these stay.
+    """
+
+    def __init__(
+        self, config: NodeConfig, metrics: BrokerMetrics, links: Callable[[], Container[str]]
+    ) -> None:
+        self._ports: set[int] = set()
+        self._unfinished = Unfinished(
+            config.unfinished_max_bytes,
+            partial(accepted, self._ports),
+            metrics.incoming(_NODES),
+            crowd=_crowd(NODE_CONNECTIONS_MAX),
+            spared=links,
+        )
+        self.arrivals: Arrivals = self._unfinished.call
+        self.stop = self._unfinished.stop
+        _begin(self._unfinished, metrics, _NODES)
+
+    def opened(self, port: int) -> None:
+        """Look after this port, too."""
+        self._ports.add(port)
+
+
+def _begin(unfinished: Unfinished, metrics: BrokerMetrics, ports: str) -> None:
+    if can_tell():
+        metrics.watch_unfinished(ports, lambda: unfinished.total_bytes)
+        unfinished.start()
+
+
+def _crowd(connections_max: int) -> int:
+    """So many connections of one port are many. A quarter is left for who has something to ask."""
+    return connections_max * 3 // 4
 
 
 def _client_ports(config: NodeConfig) -> frozenset[int]:
