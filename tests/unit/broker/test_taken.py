@@ -52,14 +52,14 @@ class Telling(MetadataServicer):
 
 @asynccontextmanager
 async def served(
-    telling: Telling, tell: Callable[[Any], Any] | None = None
+    telling: Telling, tell: Callable[[Any], Any] | None = None, **known: Any
 ) -> AsyncIterator[tuple[Unsent, Any]]:
     server = aio.server()
     limits = UnsentLimits(
         max_bytes=LIMIT_BYTES * 4 // 3, connection_max_bytes=LIMIT_BYTES, stalled_ms=60_000
     )
     unsent = Unsent(limits, lambda _: True, Counts())
-    taken: Any = Taken(Guarded(server, tell=tell), unsent, tell)
+    taken: Any = Taken(Guarded(server, tell=tell), unsent, tell, **known)
     add_MetadataServicer_to_server(telling, taken)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -134,3 +134,24 @@ async def test_answers_of_any_size_are_told_as_the_port_tells(size_bytes: int) -
         watched = await stub.Watch(metadata_pb2.WatchRequest()).read()
         assert (watched.brokers[0].port, len(watched.brokers[0].host)) == (7, size_bytes)
         telling.gate.set()
+
+
+async def test_what_is_known_as_bytes_goes_out_as_that_and_counts() -> None:
+    """However small it is: others share it, and it must not be made anew for each."""
+    telling = Telling()
+    telling.size_bytes = 1
+    known = metadata_pb2.DescribeClusterResponse(cluster_id="known").SerializeToString()
+    watched = metadata_pb2.WatchResponse(metadata_index=7).SerializeToString()
+    asked: list[tuple[Any, Any]] = []
+
+    def encoded(answer: Any, tell: Any) -> bytes:
+        asked.append((answer, tell))
+        return watched if isinstance(answer, metadata_pb2.WatchResponse) else known
+
+    async with served(telling, encoded=encoded) as (unsent, stub):
+        told = await stub.DescribeCluster(metadata_pb2.DescribeClusterRequest())
+        assert told.cluster_id == "known"
+        assert (await stub.Watch(metadata_pb2.WatchRequest()).read()).metadata_index == 7
+        await eventually(lambda: unsent.total_bytes == 0)
+        telling.gate.set()
+    assert [(answer.ByteSize() > 0, tell) for answer, tell in asked] == [(True, None)] * 2

@@ -22,20 +22,36 @@ LARGE_BYTES: Final = 16 * 1024
 """What is smaller is not counted: it is about what a call takes without its answer."""
 
 
+Tell = Callable[[Any], Any]
+
+AskEncoded = Callable[[Any, Tell | None], bytes | None]
+"""Asked for the bytes of an answer as this port tells it; None where they are not known."""
+
+
+def _nothing_known(_answer: Any, _tell: Tell | None) -> None:
+    return None
+
+
 class Taken:
     """Takes the servicer's methods from the generated code, in the place of a server.
 
     Their answers are messages of Protocol Buffers. A call that finds no room in time ends with
     RESOURCE_EXHAUSTED: no method has a place of its own for that in its answer. Large ones go out
-    as ``tell`` makes them; for all others that is the affair of the server that is given.
+    as ``tell`` makes them; for all others that is the affair of the server that is given. Those
+    that ``encoded`` knows are not turned into bytes again.
     """
 
     def __init__(
-        self, guarded: Guarded, unsent: Unsent, tell: Callable[[Any], Any] | None = None
+        self,
+        guarded: Guarded,
+        unsent: Unsent,
+        tell: Tell | None = None,
+        encoded: AskEncoded = _nothing_known,
     ) -> None:
         self._guarded = guarded
         self._unsent = unsent
-        self._tell = tell or (lambda response: response)
+        self._tell = tell
+        self._encoded = encoded
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Called with what ``add_registered_method_handlers`` gets too."""
@@ -68,13 +84,12 @@ class Taken:
             if unsent.total_bytes:
                 await self._wait_for_room(context)
             response = await behave(request, context)
-            if (size_bytes := response.ByteSize()) >= LARGE_BYTES:
-                share = unsent.share(context.peer())
-                context.add_done_callback(share.release)
-                share.take(size_bytes)
-                # The message itself takes several times that, and would stay until it is taken.
-                return self._tell(response).SerializeToString()
-            return response
+            if (data := self._large(response)) is None:
+                return response
+            share = unsent.share(context.peer())
+            context.add_done_callback(share.release)
+            share.take(len(data))
+            return data
 
         return answer
 
@@ -86,18 +101,28 @@ class Taken:
                 await self._wait_for_room(context)
             async with contextlib.aclosing(behave(request, context)) as responses:
                 async for response in responses:
-                    if (size_bytes := response.ByteSize()) < LARGE_BYTES:
+                    if (data := self._large(response)) is None:
                         yield response
                         continue
+                    del response  # As the bytes say: it is let go.
                     share = unsent.share(context.peer())
-                    share.take(size_bytes)
-                    response = self._tell(response).SerializeToString()  # noqa: PLW2901 - let go.
+                    share.take(len(data))
                     try:
-                        yield response
+                        yield data
                     finally:  # Whoever asks for the next one has written this one.
                         share.release()
 
         return answer
+
+    def _large(self, response: Any) -> bytes | None:
+        """The bytes of an answer that counts: the message itself takes several times that, and
+        would stay until it is taken. None for all others.
+        """
+        data = self._encoded(response, self._tell)
+        if data is None and response.ByteSize() >= LARGE_BYTES:
+            told = response if self._tell is None else self._tell(response)
+            data = told.SerializeToString()
+        return data
 
     async def _wait_for_room(self, context: Any) -> None:
         share = self._unsent.share(context.peer())
