@@ -280,8 +280,9 @@ class NodeConfig:
     )
     unsent_max_bytes: int = _key(
         192 * 1024 * 1024,
-        "Records that clients asked for and have yet to take, of all clients; the memory is about "
-        "twice that. A quarter of it is for connections that have nothing to take yet.",
+        "Records that clients asked for and have yet to take, of all clients, and as much again of "
+        "metadata that a controller's port tells; the memory is about twice that. A quarter of it "
+        "is for connections that have nothing to take yet.",
         low=4 * 1024 * 1024,
     )
     unsent_connection_max_bytes: int = _key(

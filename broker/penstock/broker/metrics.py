@@ -27,6 +27,14 @@ class IncomingCounts:
         self.client_idle: Final[Callable[[], None]] = idle.inc
 
 
+class UnsentCounts:
+    """Counts what was refused, and who was disconnected, since answers were not taken."""
+
+    def __init__(self, refused: Counter, stalled: Counter) -> None:
+        self.answer_refused: Final[Callable[[], None]] = refused.inc
+        self.client_stalled: Final[Callable[[], None]] = stalled.inc
+
+
 class BrokerMetrics:
     """What a node counts and shows; the parts by subject, and here what has none of its own.
 
@@ -114,11 +122,19 @@ class BrokerMetrics:
         self._answers_refused = Counter(
             "penstock_answers_refused",
             "Calls without room for their answer in time, since clients did not take others",
+            ["ports"],
             registry=self.registry,
         )
         self._stalled_clients = Counter(
             "penstock_stalled_clients",
             "Connections that were closed since their clients took nothing of their answers",
+            ["ports"],
+            registry=self.registry,
+        )
+        self._unsent_bytes = Gauge(
+            "penstock_unsent_bytes",
+            "Bytes of answers that are yet to be taken, to fetches and others that are large",
+            ["ports"],
             registry=self.registry,
         )
         self._overfull_clients = Counter(
@@ -148,21 +164,15 @@ class BrokerMetrics:
         if uncleanly:
             self._elected_uncleanly.inc()
 
-    def watch_unsent(self, total_bytes: Callable[[], int]) -> None:
-        """Show what clients have yet to take, asked in the metrics' own thread. Once."""
-        Gauge(
-            "penstock_unsent_bytes",
-            "Bytes of answers that clients have yet to take, to fetches and others that are large",
-            registry=self.registry,
-        ).set_function(total_bytes)
+    def watch_unsent(self, ports: str, total_bytes: Callable[[], int]) -> None:
+        """Show what is yet to be taken from these ports, asked in the metrics' own thread. Once."""
+        self._unsent_bytes.labels(ports=ports).set_function(total_bytes)
 
-    def answer_refused(self) -> None:
-        """Count a fetch that there was no room for."""
-        self._answers_refused.inc()
-
-    def client_stalled(self) -> None:
-        """Count a connection that was closed: its client takes nothing."""
-        self._stalled_clients.inc()
+    def unsent(self, ports: str) -> UnsentCounts:
+        """What counts answers of the ports for ``clients`` or ``nodes`` that nobody takes."""
+        return UnsentCounts(
+            self._answers_refused.labels(ports=ports), self._stalled_clients.labels(ports=ports)
+        )
 
     def watch_unfinished(self, ports: str, total_bytes: Callable[[], int]) -> None:
         """Show what is sent in part to these ports, asked in the metrics' own thread. Once."""

@@ -79,6 +79,7 @@ class Node:
                     count_refusal=metrics.controller_refused,
                     meter=metrics.traffic,
                     arrivals=from_nodes.arrivals,
+                    taken=from_nodes.taken,
                     on_synced=metrics.storage.flush_counts(config.metadata_directory).synced,
                 )
                 metrics.quorum.watch(self._controller.figures)

@@ -205,7 +205,7 @@ BROKER: Final = Dashboard(
         curve(
             "Answers that clients have yet to take",
             "{{node}}",
-            f"penstock_unsent_bytes{{{_NODE}}}",
+            f"sum by (node) (penstock_unsent_bytes{{{_NODE}}})",
             "bytes",
         ),
         Panel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -53,6 +53,7 @@ class ControllerServer:
         count_refusal: RefusalCounter = nobody_counts,
         meter: Meter | None = None,
         arrivals: Arrivals | None = None,
+        taken: Callable[[Guarded], Any] | None = None,
         on_synced: SyncObserver = nobody_observes,
     ) -> None:
         self._config = config
@@ -60,6 +61,7 @@ class ControllerServer:
         self._shell = ControllerShell(config, count_refusal=count_refusal)
         self._meter = meter
         self._arrivals = arrivals
+        self._taken = taken
         self._elections = Elections()
         self._quorum = RaftQuorum(
             config, self._shell, tls, levels=self._shell.levels, on_synced=on_synced
@@ -85,6 +87,8 @@ class ControllerServer:
             server, NodesOnly(authentication, _SPEAKERS), self._meter, arrivals=self._arrivals
         )  # What the generated code calls of a server.
         raft_pb2_grpc.add_RaftServicer_to_server(self._quorum.link, guarded)
+        if self._taken is not None:
+            guarded = self._taken(guarded)
         controller_pb2_grpc.add_ControllerServicer_to_server(
             ControllerServicer(config, self._shell, self._quorum), guarded
         )

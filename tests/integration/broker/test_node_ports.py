@@ -137,6 +137,26 @@ def test_thousands_of_streams_and_calls_at_a_controller_move_no_leader(tmp_path:
         assert grown < 200 * MIB
 
 
+def test_metadata_that_nobody_takes_of_a_controller_are_bounded(cluster: Abused) -> None:
+    """Whoever knows the cluster's id gets them, as a broker does."""
+    for number in range(3):
+        create_topic(cluster, f"wide{number}", partitions=1_500, replication_factor=1)
+    watch = controller_pb2.WatchMetadataRequest(cluster_id=cluster.cluster_id, node_id=9)
+    address = cluster.controller_addresses[1]
+    before, term = cluster.rss_bytes(), leadership([address])
+    with HonestClient(cluster.address) as honest, Hostile(address) as hostile:
+        honest.begin()
+        for _ in range(3_000):
+            hostile.call(WATCH, watch.SerializeToString())
+        highest = highest_rss(cluster, hostile.closed.is_set, 60)
+        honest.served_more()
+    tell(f"{before / MIB:.0f} MiB before, {highest / MIB:.0f} MiB at most; {honest.told()}")
+    assert highest - before < 250 * MIB
+    assert cluster.metric("penstock_stalled_clients_total") >= 1
+    wait_until(lambda: cluster.metric("penstock_unsent_bytes") < MIB, "all is free again")
+    assert leadership([address]) == term
+
+
 def test_connections_that_ask_for_nothing_keep_no_controller_out(tmp_path: Path) -> None:
     with running_cluster(tmp_path, 3) as cluster, contextlib.ExitStack() as stack:
         leader = leadership(cluster.controller_addresses.values())[0]

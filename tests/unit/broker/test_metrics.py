@@ -75,7 +75,7 @@ def everything() -> BrokerMetrics:
     metrics.watch_followers(lambda _: 0)
     metrics.watch_damage(lambda: 0, lambda: 0)
     metrics.watch_fenced(lambda: True)
-    metrics.watch_unsent(lambda: 1)
+    metrics.watch_unsent("clients", lambda: 1)
     metrics.watch_unfinished("clients", lambda: 1)
     metrics.watch_metadata(lambda: 0)
     metrics.watch_offline(lambda: 0, lambda: 0)

@@ -13,7 +13,7 @@ from grpc import aio
 
 from penstock.broker.service.taken import LARGE_BYTES, Taken
 from penstock.broker.service.unsent import Unsent, UnsentLimits
-from penstock.raft_meta.guarding import Guarded
+from penstock.raft_meta.guarding import Encoded, Guarded
 from penstock.v1 import metadata_pb2
 from penstock.v1.metadata_pb2_grpc import (
     MetadataServicer,
@@ -155,3 +155,55 @@ async def test_what_is_known_as_bytes_goes_out_as_that_and_counts() -> None:
         await eventually(lambda: unsent.total_bytes == 0)
         telling.gate.set()
     assert [(answer.ByteSize() > 0, tell) for answer, tell in asked] == [(True, None)] * 2
+
+
+class Sharing(Telling):
+    """Tells all watchers the same bytes, once they are there."""
+
+    async def Watch(self, request: Any, context: Any) -> Any:  # type: ignore[override]
+        self.asked += 1
+        await self.gate.wait()
+        yield Encoded(metadata_pb2.WatchResponse(metadata_index=1).SerializeToString())
+        brokers = [metadata_pb2.BrokerDescription(host="x" * self.size_bytes)]
+        yield Encoded(metadata_pb2.WatchResponse(brokers=brokers).SerializeToString())
+
+
+async def test_who_waits_for_what_many_share_waits_for_room_too_when_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them were let in while nothing was to be taken."""
+    telling = Sharing()
+    async with served(telling) as (unsent, stub):
+        peers: list[str] = []
+        share = unsent.share
+        monkeypatch.setattr(unsent, "share", lambda peer: peers.append(peer) or share(peer))
+        telling.gate.set()
+        stream = stub.Watch(metadata_pb2.WatchRequest())
+        assert (await stream.read()).metadata_index == 1
+        assert len((await stream.read()).brokers[0].host) == LARGE_BYTES
+        await eventually(lambda: unsent.total_bytes == 0)
+        telling.gate.clear()
+        waiting = stub.Watch(metadata_pb2.WatchRequest())
+        held = share(peers[0])
+        await eventually(lambda: telling.asked == 2)
+        held.take(LIMIT_BYTES)
+        telling.gate.set()
+        assert (await waiting.read()).metadata_index == 1
+        await eventually(lambda: bool(unsent._waiting))
+        assert unsent.total_bytes == LIMIT_BYTES
+        held.release()
+        assert len((await waiting.read()).brokers[0].host) == LARGE_BYTES
+
+
+async def test_methods_that_do_not_count_wait_for_no_room() -> None:
+    telling = Telling()
+    telling.gate.set()
+    async with served(telling, methods={"Watch"}) as (unsent, stub):
+        peers: list[str] = []
+        share = unsent.share
+        unsent.share = lambda peer: peers.append(peer) or share(peer)  # type: ignore[method-assign]
+        await stub.Watch(metadata_pb2.WatchRequest()).read()
+        share(peers[0]).take(2 * LIMIT_BYTES)
+        told = await stub.DescribeCluster(metadata_pb2.DescribeClusterRequest())
+        assert len(told.cluster_id) == LARGE_BYTES
+        assert not unsent._waiting

@@ -197,9 +197,12 @@ async def test_ports_for_nodes_are_looked_after_once_they_are_open() -> None:
             assert [each.address for each in nodes._unfinished._find()] == [stranger.getsockname()]
             accepted.close()
         metrics.incoming("nodes").client_overfull()
+        metrics.unsent("nodes").client_stalled()
         shown = metrics.registry.get_sample_value
         assert shown("penstock_overfull_clients_total", {"ports": "nodes"}) == 1
         assert shown("penstock_unfinished_bytes", {"ports": "nodes"}) == 0
+        assert shown("penstock_stalled_clients_total", {"ports": "nodes"}) == 1
+        assert shown("penstock_unsent_bytes", {"ports": "nodes"}) == 0
         await nodes.stop()
 
 

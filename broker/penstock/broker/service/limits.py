@@ -10,9 +10,11 @@ from penstock.broker.config import NodeConfig
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.service.closing import close_connection
 from penstock.broker.service.sockets import accepted, can_tell
+from penstock.broker.service.taken import Taken
 from penstock.broker.service.unfinished import Unfinished
 from penstock.broker.service.unsent import Unsent, UnsentLimits
 from penstock.raft_meta.arriving import Arrivals
+from penstock.raft_meta.guarding import Guarded
 from penstock.wire.transport import (
     NODE_CONNECTIONS_MAX,
     SERVER_OPTIONS,
@@ -22,6 +24,8 @@ from penstock.wire.transport import (
 
 _CLIENTS: Final = "clients"
 _NODES: Final = "nodes"
+
+_TELL_ALL: Final = frozenset({"WatchMetadata"})
 
 
 def client_port_options(config: NodeConfig) -> list[Option]:
@@ -35,17 +39,23 @@ def client_port_options(config: NodeConfig) -> list[Option]:
 
 
 def unsent_answers(config: NodeConfig, metrics: BrokerMetrics) -> Unsent:
-    """What keeps answers that clients do not take within bounds. On the running loop."""
+    """What keeps answers to clients within bounds. On the running loop."""
+    return _unsent(config, metrics, _CLIENTS, _client_ports(config))
+
+
+def _unsent(
+    config: NodeConfig, metrics: BrokerMetrics, ports: str, numbers: Container[int]
+) -> Unsent:
     unsent = Unsent(
         UnsentLimits(
             max_bytes=config.unsent_max_bytes,
             connection_max_bytes=config.unsent_connection_max_bytes,
             stalled_ms=config.unsent_stalled_ms,
         ),
-        partial(close_connection, ports=_client_ports(config)),
-        metrics,
+        partial(close_connection, ports=numbers),
+        metrics.unsent(ports),
     )
-    metrics.watch_unsent(lambda: unsent.total_bytes)
+    metrics.watch_unsent(ports, lambda: unsent.total_bytes)
     return unsent
 
 
@@ -82,12 +92,23 @@ class FromNodes:
             spared=links,
         )
         self.arrivals: Arrivals = self._unfinished.call
-        self.stop = self._unfinished.stop
+        self._unsent = _unsent(config, metrics, _NODES, self._ports)
         _begin(self._unfinished, metrics, _NODES)
 
     def opened(self, port: int) -> None:
         """Look after this port, too."""
         self._ports.add(port)
+
+    def taken(self, guarded: Guarded) -> Taken:
+        """Takes a controller's methods in the place of ``guarded``. Of their answers those count
+        that tell all of the metadata. Nothing else waits for room: not brokers' heartbeats.
+        """
+        return Taken(guarded, self._unsent, methods=_TELL_ALL)
+
+    async def stop(self) -> None:
+        """Look no more."""
+        await self._unfinished.stop()
+        await self._unsent.stop()
 
 
 def _begin(unfinished: Unfinished, metrics: BrokerMetrics, ports: str) -> None:

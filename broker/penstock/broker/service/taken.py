@@ -9,13 +9,13 @@ another is made.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from typing import Any, Final
 
 import grpc
 
 from penstock.broker.service.unsent import Unsent
-from penstock.raft_meta.guarding import Guarded
+from penstock.raft_meta.guarding import Encoded, Guarded
 from penstock.wire.errors import RequestTimedOutError
 
 LARGE_BYTES: Final = 16 * 1024
@@ -38,7 +38,11 @@ class Taken:
     Their answers are messages of Protocol Buffers. A call that finds no room in time ends with
     RESOURCE_EXHAUSTED: no method has a place of its own for that in its answer. Large ones go out
     as ``tell`` makes them; for all others that is the affair of the server that is given. Those
-    that ``encoded`` knows are not turned into bytes again.
+    that ``encoded`` knows are not turned into bytes again. ``methods`` names those of which answers
+    count; without it they all do.
+
+    An answer that comes as bytes, since many share it, waits for room too once it is there: only
+    what gRPC makes of it for each takes memory.
     """
 
     def __init__(
@@ -47,11 +51,13 @@ class Taken:
         unsent: Unsent,
         tell: Tell | None = None,
         encoded: AskEncoded = _nothing_known,
+        methods: Container[str] | None = None,
     ) -> None:
         self._guarded = guarded
         self._unsent = unsent
         self._tell = tell
         self._encoded = encoded
+        self._methods = methods
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Called with what ``add_registered_method_handlers`` gets too."""
@@ -60,7 +66,12 @@ class Taken:
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
         """Called with a service's methods."""
-        counted = {name: self._counted(handler) for name, handler in handlers.items()}
+        counted = {
+            name: self._counted(handler)
+            if self._methods is None or name in self._methods
+            else handler
+            for name, handler in handlers.items()
+        }
         self._guarded.add_registered_method_handlers(service, counted)
 
     def _counted(self, handler: Any) -> Any:
@@ -104,6 +115,8 @@ class Taken:
                     if (data := self._large(response)) is None:
                         yield response
                         continue
+                    if isinstance(response, Encoded) and unsent.total_bytes:
+                        await self._wait_for_room(context)
                     del response  # As the bytes say: it is let go.
                     share = unsent.share(context.peer())
                     share.take(len(data))
@@ -118,6 +131,8 @@ class Taken:
         """The bytes of an answer that counts: the message itself takes several times that, and
         would stay until it is taken. None for all others.
         """
+        if isinstance(response, Encoded):
+            return response.data if len(response.data) >= LARGE_BYTES else None
         data = self._encoded(response, self._tell)
         if data is None and response.ByteSize() >= LARGE_BYTES:
             told = response if self._tell is None else self._tell(response)
