@@ -353,6 +353,7 @@ class Broker:
                 marks_in_frames=frames_port > 0,
             ),
             unfinished.call,
+            unsent,
         )
         await self._open("broker", server, config.broker_listen)
         if config.external_listen:
@@ -405,7 +406,10 @@ class Broker:
         if self._tls is None or self._config.tls_client_auth == "required":
             return 0
         server = aio.server(options=NODE_SERVER_OPTIONS)
-        self._add_replication(server, replication_pb2.LocateResponse(), self._from_nodes.arrivals)
+        nodes = self._from_nodes
+        self._add_replication(
+            server, replication_pb2.LocateResponse(), nodes.arrivals, nodes.unsent
+        )
         listen = self._config.replication_address
         port = bind(server, listen, setting="replication.listen", tls=self._tls)
         self._from_nodes.opened(port)
@@ -442,9 +446,11 @@ class Broker:
         server: aio.Server,
         located: replication_pb2.LocateResponse,
         arrivals: Arrivals,
+        unsent: Unsent,
     ) -> None:
         nodes_only = NodesOnly(self._authentication, open_methods=frozenset({"Locate"}))
-        guarded: Any = Guarded(server, nodes_only, self._metrics.traffic, arrivals=arrivals)
+        guarded = Guarded(server, nodes_only, self._metrics.traffic, arrivals=arrivals)
+        reads: Any = limits.reads_taken(guarded, unsent)
         replication_pb2_grpc.add_ReplicationServicer_to_server(
             ReplicationServicer(
                 self._replicas,
@@ -452,7 +458,7 @@ class Broker:
                 located,
                 partial(self._metrics.stream_served, "grpc"),
             ),
-            guarded,
+            reads,
         )
         coordination: Any = Guarded(
             server, NodesOnly(self._authentication), self._metrics.traffic, arrivals=arrivals

@@ -32,6 +32,7 @@ from penstock.v1 import (
     log_pb2_grpc,
     metadata_pb2,
     metadata_pb2_grpc,
+    replication_pb2,
 )
 from penstock.wire.errors import ErrorCode
 from penstock.wire.transport import CHANNEL_OPTIONS
@@ -245,6 +246,30 @@ def test_metadata_that_nobody_takes_are_bounded_too(cluster: Abused, method: str
     # Half of it is what 3,900 calls and streams take without any answer.
     assert highest - before < 2 * UNSENT_MAX + 100 * MIB
     assert cluster.metric("penstock_stalled_clients_total") >= 1
+    wait_until(lambda: cluster.metric("penstock_unsent_bytes") < MIB, "all is free again")
+
+
+def test_what_a_follower_repairs_its_log_by_is_bounded_too(
+    cluster: Abused, honest: HonestClient
+) -> None:
+    """Without TLS whoever knows the cluster's id gets it."""
+    topic = cluster.topic(ABUSED)
+    hello = replication_pb2.FollowerHello(cluster_id=cluster.cluster_id, node_id=9, broker_epoch=1)
+    asked = replication_pb2.ReadBatchesRequest(
+        hello=hello,
+        partition=replication_pb2.ReplicaPartition(topic_id=topic.topic_id, partition=0),
+        leader_epoch=topic.partitions[0].leader_epoch,
+        max_bytes=MIB,
+    )
+    before = cluster.rss_bytes()
+    honest.begin()
+    with Hostile(cluster.address) as hostile:
+        for _ in range(500):
+            hostile.call("/penstock.v1.Replication/ReadBatches", asked.SerializeToString())
+        highest = highest_rss(cluster, hostile.closed.is_set, 60)
+        assert hostile.closed.is_set()
+    tell(f"{before / MIB:.0f} MiB before, {highest / MIB:.0f} MiB at most")
+    assert highest - before < 2 * UNSENT_MAX + 64 * MIB
     wait_until(lambda: cluster.metric("penstock_unsent_bytes") < MIB, "all is free again")
 
 

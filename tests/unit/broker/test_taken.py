@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -207,3 +208,27 @@ async def test_methods_that_do_not_count_wait_for_no_room() -> None:
         told = await stub.DescribeCluster(metadata_pb2.DescribeClusterRequest())
         assert len(told.cluster_id) == LARGE_BYTES
         assert not unsent._waiting
+
+
+class Slow(Telling):
+    """Takes a while to make each answer."""
+
+    async def DescribeCluster(self, request: Any, context: Any) -> Any:
+        answer = await super().DescribeCluster(request, context)
+        await self.gate.wait()
+        return answer
+
+
+async def test_answers_that_take_a_while_count_from_where_they_begin_to_be_made() -> None:
+    telling = Slow()
+    async with served(telling, reserved_bytes=LIMIT_BYTES // 2) as (unsent, stub):
+        ask = partial(stub.DescribeCluster, metadata_pb2.DescribeClusterRequest())
+        calls = [ask() for _ in range(5)]
+        await eventually(lambda: telling.asked == 2 and len(unsent._waiting) == 1)
+        assert unsent.total_bytes == LIMIT_BYTES
+        telling.size_bytes = 1  # Of those that wait.
+        telling.gate.set()
+        answers = await asyncio.gather(*calls)
+        sizes = sorted(len(answer.cluster_id) for answer in answers)
+        assert sizes == [1] * 3 + [LARGE_BYTES] * 2
+        await eventually(lambda: unsent.total_bytes == 0)

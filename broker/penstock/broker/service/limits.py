@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.broker.config import NodeConfig
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.replication.leader import MAX_PUSH_BYTES
 from penstock.broker.service.closing import close_connection
 from penstock.broker.service.sockets import accepted, can_tell
 from penstock.broker.service.taken import Taken
@@ -26,6 +27,7 @@ _CLIENTS: Final = "clients"
 _NODES: Final = "nodes"
 
 _TELL_ALL: Final = frozenset({"WatchMetadata"})
+_READ_DISKS: Final = frozenset({"ReadBatches"})
 
 
 def client_port_options(config: NodeConfig) -> list[Option]:
@@ -57,6 +59,13 @@ def _unsent(
     )
     metrics.watch_unsent(ports, lambda: unsent.total_bytes)
     return unsent
+
+
+def reads_taken(guarded: Guarded, unsent: Unsent) -> Taken:
+    """Takes the methods for followers in the place of ``guarded``. What they ask for to repair
+    their logs counts; their streams have bounds of their own.
+    """
+    return Taken(guarded, unsent, methods=_READ_DISKS, reserved_bytes=MAX_PUSH_BYTES)
 
 
 def from_clients(config: NodeConfig, metrics: BrokerMetrics) -> Unfinished:
@@ -92,7 +101,7 @@ class FromNodes:
             spared=links,
         )
         self.arrivals: Arrivals = self._unfinished.call
-        self._unsent = _unsent(config, metrics, _NODES, self._ports)
+        self.unsent: Final = _unsent(config, metrics, _NODES, self._ports)
         _begin(self._unfinished, metrics, _NODES)
 
     def opened(self, port: int) -> None:
@@ -103,12 +112,12 @@ class FromNodes:
         """Takes a controller's methods in the place of ``guarded``. Of their answers those count
         that tell all of the metadata. Nothing else waits for room: not brokers' heartbeats.
         """
-        return Taken(guarded, self._unsent, methods=_TELL_ALL)
+        return Taken(guarded, self.unsent, methods=_TELL_ALL)
 
     async def stop(self) -> None:
         """Look no more."""
         await self._unfinished.stop()
-        await self._unsent.stop()
+        await self.unsent.stop()
 
 
 def _begin(unfinished: Unfinished, metrics: BrokerMetrics, ports: str) -> None:

@@ -42,7 +42,8 @@ class Taken:
     count; without it they all do.
 
     An answer that comes as bytes, since many share it, waits for room too once it is there: only
-    what gRPC makes of it for each takes memory.
+    what gRPC makes of it for each takes memory. Of unary calls ``reserved_bytes`` count from where
+    an answer begins to be made: for those that take a while, so that many are made at once.
     """
 
     def __init__(
@@ -51,13 +52,16 @@ class Taken:
         unsent: Unsent,
         tell: Tell | None = None,
         encoded: AskEncoded = _nothing_known,
+        *,
         methods: Container[str] | None = None,
+        reserved_bytes: int = 0,
     ) -> None:
         self._guarded = guarded
         self._unsent = unsent
         self._tell = tell
         self._encoded = encoded
         self._methods = methods
+        self._reserved_bytes = reserved_bytes
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Called with what ``add_registered_method_handlers`` gets too."""
@@ -101,6 +105,21 @@ class Taken:
             context.add_done_callback(share.release)
             share.take(len(data))
             return data
+
+        return self._reserving(behave) if self._reserved_bytes else answer
+
+    def _reserving(self, behave: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        unsent, reserved_bytes = self._unsent, self._reserved_bytes
+
+        async def answer(request: Any, context: Any) -> Any:
+            await self._wait_for_room(context)
+            share = unsent.share(context.peer())
+            context.add_done_callback(share.release)
+            share.take(reserved_bytes)
+            response = await behave(request, context)
+            data = self._large(response)
+            share.take((0 if data is None else len(data)) - reserved_bytes)
+            return response if data is None else data
 
         return answer
 
