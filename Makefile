@@ -165,11 +165,10 @@ bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who
 # --- Checking -------------------------------------------------------------------------------------
 
 # Two parts at a time, for there are tests with time limits in all of them, and machines with two
-# cores. Spark's tests wait for most of their time: for a Java to start, for a killed one to be missed.
+# cores; the longest come first, so that none is left to run alone for long.
 test: lint types ## Run every check and test there is
-	@$(MAKE) --jobs=2 --output-sync=target test-unit test-simulation
-	@$(MAKE) --jobs=2 --output-sync=target test-integration-brokers test-integration-clients
-	@$(MAKE) --jobs=2 --output-sync=target test-pipeline-programs test-pipeline-queries
+	@$(MAKE) --jobs=2 --output-sync=target test-integration-clients test-unit test-pipeline-queries \
+		test-pipeline-programs test-integration-brokers test-simulation
 
 lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code
 	$(BIN)/ruff check .
@@ -211,7 +210,6 @@ test-chaos: $(VENV)/.installed-dev ## Run the harness's loads and families of fa
 test-pipeline: $(VENV)/.installed-dev ## Run the tests that start Spark
 	$(PYTEST) tests/pipeline --basetemp=$(VENV)/pipeline-tmp $(ARGS)
 
-# Demos and benchmarks look for free ports from fixed ones on: not two of them at a time.
 SPARK_PROGRAMS := $(patsubst %,tests/pipeline/test_%.py,access_log benchmark cloud_metrics cluster \
 	declarative declarative_topics example_programs guide messaging_kill messaging_tls running sink_killed)
 

@@ -67,7 +67,12 @@ def test_the_unit_starts_what_the_page_installs() -> None:
     program, command, option, file = lines()["ExecStart"].split()
     assert (command, option) == ("node", "--config")
     assert f"`{file}`" in page
-    assert f"python3 -m venv {program.removesuffix('/bin/penstock')}\n" in page
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "version"
+    ]
+    linked = program.removesuffix("/bin/penstock")
+    assert f"python3 -m venv {linked}-{version}\n" in page
+    assert f"--force {linked}-{version} {linked}\n" in page
     assert f"--system --home-dir /var/lib/{lines()['StateDirectory']} " in page
     data = tomllib.loads(settings_of("machine.md"))["data"]["dir"]
     assert data.startswith(lines()["RequiresMountsFor"] + "/")

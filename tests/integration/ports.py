@@ -3,9 +3,8 @@
 A node that is down keeps its port for when it is started again, and nothing but its test knows:
 asked for "any free port", the kernel may give it to another run's node meanwhile. So each run has
 a thousand ports to itself, below those that the kernel gives out by itself, and hands them out in
-turn. Other tests and benchmarks look for free ports from fixed ones on
-(``find_base_port``): those of ``penstock dev`` and the demo begin at 21,000 and from 27,000 on,
-those of benchmarks from 23,000 to 26,000.
+turn. Other tests and benchmarks look for free ports from 21,000 on by ``find_base_port``, which
+gives two processes none in common either.
 """
 
 from __future__ import annotations

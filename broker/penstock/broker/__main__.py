@@ -20,11 +20,11 @@ try:
     import uvloop
 
     from penstock.broker.config import NodeConfig
+    from penstock.broker.journal import goes_to_journal, leveled
     from penstock.broker.logs import configure_logs
     from penstock.broker.node import Node
     from penstock.broker.stopping import ForcedEnd
     from penstock.wire.errors import (
-        AddressInUseError,
         ConfigurationError,
         DataDirectoryError,
         InconsistentClusterIdError,
@@ -40,7 +40,9 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 
 EXIT_FAILED = 1
-EXIT_UNUSABLE = 2  # A setting, a directory or a port must be mended first.
+EXIT_UNUSABLE = 2
+"""A setting or a directory must be mended first, so that starting again is of no use. A port that
+another process holds, or an address that the machine does not have yet, may pass by itself."""
 
 _GC_THRESHOLDS = (5_000, 10, 10)
 """Collect after 5,000 new objects rather than 700, and the old as much more seldom.
@@ -108,12 +110,11 @@ def run(
         ConfigurationError,
         DataDirectoryError,
         InconsistentClusterIdError,
-        AddressInUseError,
     ) as error:
-        sys.stderr.write(f"{describe(error)}\n")
+        _tell(describe(error))
         return EXIT_UNUSABLE
     except PenstockError as error:
-        sys.stderr.write(f"{describe(error)}\n")
+        _tell(describe(error))
         return EXIT_FAILED
     except Exception:
         log.exception("the node failed and stops")
@@ -121,6 +122,12 @@ def run(
     finally:
         end.called_off()
     return 0
+
+
+def _tell(text: str) -> None:
+    """Say why the node ends, after its log or before there is one."""
+    text = leveled(text, "error") if goes_to_journal(sys.stderr) else text
+    sys.stderr.write(f"{text}\n")
 
 
 async def _serve(

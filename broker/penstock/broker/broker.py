@@ -40,6 +40,7 @@ from penstock.broker.retention import Retention
 from penstock.broker.scrubber import Scrubber
 from penstock.broker.service import limits
 from penstock.broker.service.admin import AdminServicer
+from penstock.broker.service.controller_facts import ControllerFacts
 from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.limits import FromNodes
@@ -95,10 +96,12 @@ class Broker:
         metrics: BrokerMetrics,
         tls: NodeTls | None = None,
         *,
+        facts: NodeFacts,
         from_nodes: FromNodes,
         failed_directories: Mapping[Path, str] | None = None,
     ) -> None:
         self._config = config
+        self._facts = facts
         self._from_nodes = from_nodes
         self._live = LiveConfig(config)
         self._cluster_id = cluster_id
@@ -147,6 +150,7 @@ class Broker:
         await asyncio.to_thread(self._logs.open)
         self._undo.append(self._close_logs)
         report_unopened(self._logs)
+        self._facts.watch(self._logs.homes)
         self._link = self._make_link()
         replication = ReplicationConnector(
             self._connector, frames=self._config.replication_transport == "frames"
@@ -392,7 +396,8 @@ class Broker:
                 self._link,
                 self._replicas.replica_ends,
                 self._live.describe,
-                node=NodeFacts(self._config, self._metrics.registry, self._logs.homes),
+                node=self._facts,
+                ask_controllers=ControllerFacts(self._link, self._connector.open),
             ),
             health=HealthServicer(self._link.may_serve),
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from penstock.raft_meta.denied import what_to_do
 from penstock.wire.errors import ConfigurationError
 from penstock.wire.transport import format_address
 
@@ -39,7 +40,9 @@ def read_toml(path: Path) -> dict[str, object]:
         with path.open("rb") as file:
             tree = tomllib.load(file)
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+        rights = what_to_do(error, path)
+        step = f"; next: {rights}" if rights else ""
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}{step}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     return dict(_flatten(tree, ""))

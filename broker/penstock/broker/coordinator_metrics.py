@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.broker.core.group_progress import Lag
 from penstock.broker.topic_labels import OTHER, largest
 
 GROUP_STATES: Final = ("assigning", "empty", "reconciling", "stable")
@@ -47,6 +48,13 @@ class CoordinatorMetrics(Collector):
             ["group", "topic"],
             registry=registry,
         )
+        self._stalled = Gauge(
+            "penstock_group_stalled_seconds",
+            "For how long a group coordinated here has committed the same position in a partition"
+            " that has more, by topic; of the partition where that is longest",
+            ["group", "topic"],
+            registry=registry,
+        )
         self._shown_lags: set[tuple[str, str]] = set()
         self._rebalances = Counter(
             "penstock_group_rebalances",
@@ -77,15 +85,19 @@ class CoordinatorMetrics(Collector):
         """Count a decision."""
         self._ended[commit].inc()
 
-    def group_lags(self, lags: Mapping[tuple[str, str], int]) -> None:
+    def group_lags(self, lags: Mapping[tuple[str, str], Lag]) -> None:
         """Show these lags by group and topic, and no others. On one thread alone."""
-        shown, others = largest(lags, self._most, float)
+        shown, others = largest(lags, self._most, lambda lag: lag.records)
         if others:
-            shown[OTHER, OTHER] = sum(others)
+            shown[OTHER, OTHER] = Lag(
+                sum(lag.records for lag in others), max(lag.stalled_s for lag in others)
+            )
         for gone in self._shown_lags - shown.keys():
             self._lag.remove(*gone)
+            self._stalled.remove(*gone)
         for (group, topic), lag in shown.items():
-            self._lag.labels(group=group, topic=topic).set(lag)
+            self._lag.labels(group=group, topic=topic).set(lag.records)
+            self._stalled.labels(group=group, topic=topic).set(lag.stalled_s)
         self._shown_lags = set(shown)
 
     def describe(self) -> Iterable[Metric]:

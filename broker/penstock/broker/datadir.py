@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.storage.disk import Disk, make_directories
+from penstock.raft_meta.denied import said
 from penstock.wire.errors import DataDirectoryError, ErrorCode, InconsistentClusterIdError
 
 META_FILE: Final = "meta.json"
@@ -73,12 +74,15 @@ def format_directory(path: Path, cluster_id: str, node_id: int, *, may_found: bo
         _refuse_foreign_data(path)
         _write_durably(path / META_FILE, json.dumps(asdict(wanted)) + "\n")
     except OSError as error:
-        raise DataDirectoryError(f"cannot format {path}: {error.strerror or error}") from None
+        raise DataDirectoryError(f"cannot format {path}: {said(error, path)}") from None
     return True
 
 
-def read_meta(path: Path) -> DirectoryMeta:
-    """The owner of ``path``. Raises DataDirectoryError when it is not formatted or not readable."""
+def read_meta(path: Path, expected: int | None = None) -> DirectoryMeta:
+    """The owner of ``path``. Raises DataDirectoryError when it is not formatted or not readable.
+
+    ``expected`` is the node whose it should be, for the message.
+    """
     file = path / META_FILE
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
@@ -89,14 +93,14 @@ def read_meta(path: Path) -> DirectoryMeta:
             may_found=fields.get("may_found", False) is True,
         )
     except FileNotFoundError:
-        raise _not_formatted(path) from None
+        raise _not_formatted(path, expected) from None
     except OSError as error:
-        raise DirectoryUnreadableError(f"cannot read {file}: {error.strerror}") from None
+        raise DirectoryUnreadableError(f"cannot read {file}: {said(error, path)}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataDirectoryError(f"{file} is damaged: {error}; restore it from a backup") from None
 
 
-def _not_formatted(path: Path) -> DataDirectoryError:
+def _not_formatted(path: Path, node_id: int | None) -> DataDirectoryError:
     """What a directory without ``meta.json`` is. An empty one is first of all a disk away."""
     try:
         held = _held_in(path)
@@ -104,20 +108,20 @@ def _not_formatted(path: Path) -> DataDirectoryError:
     except FileNotFoundError:
         held, what = [], "is not there: its disk is not mounted, or it was never formatted"
     except OSError as error:
-        return DirectoryUnreadableError(f"cannot read {path}: {error.strerror}")
+        return DirectoryUnreadableError(f"cannot read {path}: {said(error, path)}")
     if held:
         return _without_owner(path, held)
     return DataDirectoryError(
         f"{path} {what}; next: see whether its disk is mounted (`findmnt --target {path}`), and "
         "mount it. Format it only for a new node, or where the disk is lost for good: that makes "
         "an empty node, which has nothing of what this one stored and voted. `penstock format "
-        f"--data-dir {path} --node-id N --cluster-id ID`"
+        f"--data-dir {path} --node-id {'N' if node_id is None else node_id} --cluster-id ID`"
     )
 
 
 def check_directory(path: Path, wanted: DirectoryMeta, root: Path | None = None) -> None:
     """Raise unless ``path`` belongs to the cluster and node wanted, those of ``root`` if given."""
-    found = read_meta(path)
+    found = read_meta(path, wanted.node_id)
     says = f"{path / META_FILE} says that {path} belongs to"
     other, step = "", "set node.id, or restore that file if it is damaged"
     if root is not None:
@@ -145,7 +149,7 @@ def open_directories(root: Path, node_id: int, others: Iterable[Path]) -> Direct
     DirectoryUnreadableError where a disk fails, and DataDirectoryError for what is not as it should
     be.
     """
-    meta = read_meta(root)
+    meta = read_meta(root, node_id)
     check_directory(root, DirectoryMeta(meta.cluster_id, node_id))
     for path in others:
         if path.is_relative_to(root) and not _is_there(path / META_FILE):
@@ -160,7 +164,7 @@ def _is_there(file: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise DirectoryUnreadableError(f"cannot read {file}: {error.strerror}") from None
+        raise DirectoryUnreadableError(f"cannot read {file}: {said(error, file.parent)}") from None
     return True
 
 
@@ -200,7 +204,7 @@ def _rewrite_meta(root: Path, meta: DirectoryMeta) -> None:
     try:
         _write_durably(root / META_FILE, json.dumps(asdict(meta)) + "\n")
     except OSError as error:
-        raise DataDirectoryError(f"cannot write {root / META_FILE}: {error.strerror}") from None
+        raise DataDirectoryError(f"cannot write {root / META_FILE}: {said(error, root)}") from None
 
 
 def lock_directory(path: Path) -> int:
@@ -213,7 +217,7 @@ def lock_directory(path: Path) -> int:
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise DirectoryUnreadableError(f"cannot write {file}: {error.strerror}") from None
+        raise DirectoryUnreadableError(f"cannot write {file}: {said(error, path)}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -248,7 +252,7 @@ def _still_held_in(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise DirectoryUnreadableError(f"cannot read {path}: {error.strerror}") from None
+        raise DirectoryUnreadableError(f"cannot read {path}: {said(error, path)}") from None
 
 
 def _without_owner(path: Path, held: Sequence[str]) -> DataDirectoryError:

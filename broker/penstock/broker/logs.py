@@ -9,49 +9,75 @@ from typing import TextIO, cast
 
 import structlog
 
+from penstock.broker.journal import goes_to_journal, leveled
 from penstock.raft_meta import tracing
+
+_in_json: dict[str, object] = {}
+"""What stands on each line in JSON beside what configure_logs was given."""
 
 
 def configure_logs(log_format: str, level: str, **bound: object) -> None:
     """Send every log line of this process to standard error, with ``bound`` on each.
 
     Fields are named as the labels of metrics are (docs/operating/log-lines.md): in JSON a partition
-    is its topic and its number, so that both can be looked for.
+    is its topic and its number, so that both can be looked for. What libraries log through the
+    standard library (grpc, asyncio) looks the same, so that whoever reads JSON can read all of it.
+
+    Where that is systemd's journal each line has its level for it: ``journalctl --priority``.
 
     Lines cost about 14 microseconds: none may be written per request on a hot path.
     """
     renderer: structlog.typing.Processor
     for_programs: list[structlog.typing.Processor] = [
+        _binder(_in_json),
         _partition_in_parts,
         structlog.processors.format_exc_info,
     ]
     is_json = log_format == "json"
+    _in_json.clear()
     if is_json:
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
+    filled: list[structlog.typing.Processor] = [
+        _binder(bound),
+        _trace,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        *(for_programs if is_json else []),
+    ]
+    shown = [renderer, *([_leveled] if goes_to_journal(sys.stderr) else [])]
     structlog.configure(
-        processors=[
-            _binder(bound),
-            _trace,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *(for_programs if is_json else []),
-            renderer,
-        ],
+        processors=[*filled, *shown],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         # Typed for files, of which it uses these two methods.
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unfailing(sys.stderr))),
         cache_logger_on_first_use=True,
     )
-    # Libraries that log through the standard library (grpc, asyncio) share the stream.
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_tells_of_more_than_a_broken_connection)
+        handler.setFormatter(
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=[structlog.stdlib.add_logger_name, *filled],
+                processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *shown],
+            )
+        )
+
+
+def bind_in_json(**fields: object) -> None:
+    """Have ``fields`` on each line in JSON from now on, such as what is known only once it runs.
+
+    Lines in JSON are gathered from many nodes and clusters; who reads a console knows whose it is.
+    """
+    _in_json.update(fields)
+
+
+def _leveled(_logger: object, method: str, line: object) -> str:
+    """The last processor: the rendered line, for the journal."""
+    return leveled(str(line), "error" if method == "exception" else method)
 
 
 def _tells_of_more_than_a_broken_connection(record: logging.LogRecord) -> bool:

@@ -35,4 +35,5 @@ def watch_broker(
     metrics.watch_fenced(link.may_serve)
     metrics.watch_metadata(lambda: image.index)
     metrics.storage.watch_room(logs.homes)
+    metrics.traffic.watch(lambda topic: image.topic(topic) is not None)
     metrics.partitions.watch(replicas.partitions, image, size_of)

@@ -196,7 +196,7 @@ class BrokerMetrics:
         """Show how far the broker's metadata are, asked in the metrics' own thread. Once."""
         Gauge(
             "penstock_metadata_index",
-            "Up to where this broker has taken the metadata log over",
+            "The last change of the metadata that this broker has taken over",
             registry=self.registry,
         ).set_function(index)
 

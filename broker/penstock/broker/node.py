@@ -22,7 +22,9 @@ from penstock.broker.datadir import (
 )
 from penstock.broker.graphite import GraphitePusher
 from penstock.broker.http import NodeHttp
+from penstock.broker.logs import bind_in_json
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.node_facts import NodeFacts
 from penstock.broker.node_health import NodeHealth
 from penstock.broker.node_http import AskVerdict, NodePages
 from penstock.broker.quorum_view import QuorumView
@@ -59,6 +61,7 @@ class Node:
         logs = config.log_directories if "broker" in config.roles else []
         root = Path(config.data_dir)
         meta = open_directories(root, config.node_id, metadata)
+        bind_in_json(cluster=meta.cluster_id)
         self._locks = [lock_directory(root)]
         failed = self._claim(root, logs)
         metrics = self._metrics(meta.cluster_id)
@@ -67,6 +70,7 @@ class Node:
         pages = NodePages(health, metrics.registry)
         from_nodes = FromNodes(config, metrics, self._links)
         self._undo.append(from_nodes.stop)
+        facts = NodeFacts(config, metrics.registry)
         try:
             tls = self._tls(meta.cluster_id)
             if config.metrics_listen:
@@ -81,8 +85,11 @@ class Node:
                     arrivals=from_nodes.arrivals,
                     taken=from_nodes.taken,
                     on_synced=metrics.storage.flush_counts(config.metadata_directory).synced,
+                    node=facts,
                 )
                 metrics.quorum.watch(self._controller.figures)
+                shown = [path for path in logs if path not in failed]
+                metrics.storage.watch_metadata_room(config.metadata_directory, shown)
                 metrics.process.listens("controller", parse_address(config.controller_listen)[1])
                 from_nodes.opened(parse_address(config.controller_listen)[1])
                 await self._controller.start()
@@ -97,6 +104,7 @@ class Node:
                     metrics,
                     tls,
                     from_nodes=from_nodes,
+                    facts=facts,
                     failed_directories=failed,
                 )
                 self._undo.append(self._stop_broker)
@@ -109,7 +117,7 @@ class Node:
         except BaseException:
             await self.stop()
             raise
-        log.info("started", roles=sorted(config.roles), cluster_id=meta.cluster_id)
+        log.info("started", roles=sorted(config.roles), cluster=meta.cluster_id)
 
     def _links(self) -> frozenset[str]:
         """The connections by which other controllers are heard."""

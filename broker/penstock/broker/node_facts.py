@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from penstock.broker.config import NodeConfig
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.raft_meta.core.versions import METADATA_VERSION
-from penstock.v1 import admin_pb2
+from penstock.v1 import node_pb2
 from penstock.wire import codec
 
 DISK_S: Final = 2.0
@@ -96,31 +96,35 @@ def _fsync_us(descriptor: int) -> int:
 
 
 class NodeFacts:
-    """Answers for one node. Used on one event loop."""
+    """Answers for one node, whichever of its ports is asked. Used on one event loop."""
 
-    def __init__(
-        self, config: NodeConfig, registry: CollectorRegistry, homes: Sequence[DataDirectory]
-    ) -> None:
+    def __init__(self, config: NodeConfig, registry: CollectorRegistry) -> None:
         self._config = config
         self._registry = registry
+        self._homes: dict[Path, DataDirectory] = {}
+        self._probes: list[DiskProbe] = []
+        self._rendering = asyncio.Lock()
+        self.watch(())
+
+    def watch(self, homes: Sequence[DataDirectory]) -> None:
+        """Tell of these too, which a broker writes to, beside a controller's directory."""
         self._homes = {home.path: home for home in homes}
         paths = [*self._homes]
-        if "controller" in config.roles and config.metadata_directory not in paths:
-            paths.append(config.metadata_directory)
+        if "controller" in self._config.roles and self._config.metadata_directory not in paths:
+            paths.append(self._config.metadata_directory)
         self._probes = [DiskProbe(path) for path in paths]
-        self._rendering = asyncio.Lock()
 
-    async def metrics(self) -> str:
+    async def read_metrics(self) -> node_pb2.ReadMetricsResponse:
         """What /metrics answers. One at a time: it takes a thread's time for each series."""
         async with self._rendering:
             text = await asyncio.to_thread(generate_latest, self._registry)
-        return text.decode()
+        return node_pb2.ReadMetricsResponse(node_id=self._config.node_id, text=text.decode())
 
-    async def describe(self) -> admin_pb2.DescribeNodeResponse:
+    async def describe(self) -> node_pb2.DescribeNodeResponse:
         """Everything, freshly found out, within DISK_S."""
         disks = await asyncio.gather(*(probe.measure() for probe in self._probes))
         descriptors, limit = _descriptors()
-        return admin_pb2.DescribeNodeResponse(
+        return node_pb2.DescribeNodeResponse(
             node_id=self._config.node_id,
             version=importlib.metadata.version("penstock"),
             min_metadata_version=1,
@@ -130,7 +134,7 @@ class NodeFacts:
             clock_ms=time.time_ns() // 1_000_000,
             started_ms=_STARTED_MS,
             directories=[
-                admin_pb2.NodeDirectory(
+                node_pb2.NodeDirectory(
                     path=str(probe.path),
                     total_bytes=disk.total_bytes,
                     free_bytes=disk.free_bytes,

@@ -26,6 +26,9 @@ _CLUSTER: Final = {
     ),
     "cluster_partitions": "Partitions of the cluster; by the active controller",
     "cluster_topics": "Topics of the cluster; by the active controller",
+    "cluster_metadata_index": (
+        "The last change of the metadata that brokers are told of; by the active controller"
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.broker.durations import Durations, SharedDurations
+from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log_start import Why
 
 if TYPE_CHECKING:
@@ -42,6 +43,18 @@ class StorageMetrics:
         )
         self._flushes = FlushMetrics(registry)
         self.flush_counts: Final = self._flushes.of
+        self._free = Gauge(
+            "penstock_log_directory_free_bytes",
+            "What the file system of a data directory has free; NaN where that is not known",
+            ["directory"],
+            registry=registry,
+        )
+        self._total = Gauge(
+            "penstock_log_directory_total_bytes",
+            "What the file system of a data directory holds; NaN where that is not known",
+            ["directory"],
+            registry=registry,
+        )
         self._deleted = {
             why: (segments.labels(reason=why.value), size.labels(reason=why.value)) for why in Why
         }
@@ -54,27 +67,43 @@ class StorageMetrics:
 
     def watch_room(self, homes: Sequence[DataDirectory]) -> None:
         """Show how much room there is, asked in the metrics' own thread. To be called once."""
-        free = Gauge(
-            "penstock_log_directory_free_bytes",
-            "What the file system of a data directory has free; NaN where that is not known",
-            ["directory"],
-            registry=self._registry,
-        )
-        total = Gauge(
-            "penstock_log_directory_total_bytes",
-            "What the file system of a data directory holds; NaN where that is not known",
-            ["directory"],
-            registry=self._registry,
-        )
         for home in homes:
-            path = str(home.path)
-            free.labels(directory=path).set_function(partial(_asked, home, home.room.free_bytes))
-            total.labels(directory=path).set_function(partial(_asked, home, home.room.total_bytes))
+            self._show_room(
+                str(home.path),
+                partial(_asked, home, home.room.free_bytes),
+                partial(_asked, home, home.room.total_bytes),
+            )
         Gauge(
             "penstock_full_log_directories",
             "Data directories of this broker that have too little room for what producers send",
             registry=self._registry,
         ).set_function(lambda: sum(_is_full(home) for home in homes))
+
+    def watch_metadata_room(
+        self,
+        directory: Path,
+        log_directories: Iterable[Path],
+        device_of: Callable[[Path], int] = lambda path: path.stat().st_dev,
+        disk: Disk | None = None,
+    ) -> None:
+        """Show the same of a controller's directory. Not where one of those that its broker shows
+        is on the same file system: an alert would tell of that twice.
+        """
+        device = _device(directory, device_of)
+        if device is not None and device in {_device(path, device_of) for path in log_directories}:
+            return
+        asked = disk or Disk()
+        self._show_room(
+            str(directory),
+            partial(_known, partial(asked.free_bytes, directory)),
+            partial(_known, partial(asked.total_bytes, directory)),
+        )
+
+    def _show_room(
+        self, directory: str, free: Callable[[], float], total: Callable[[], float]
+    ) -> None:
+        self._free.labels(directory=directory).set_function(free)
+        self._total.labels(directory=directory).set_function(total)
 
 
 class DirectoryFlushes:
@@ -231,12 +260,22 @@ class ScrubberMetrics:
 
 def _asked(home: DataDirectory, ask: Callable[[], int]) -> float:
     # A mount that went away leaves an empty directory on another disk.
-    if home.failure is not None:
-        return nan
+    return nan if home.failure is not None else _known(ask)
+
+
+def _known(ask: Callable[[], int]) -> float:
     try:
         return ask()
     except OSError:
         return nan
+
+
+def _device(path: Path, device_of: Callable[[Path], int]) -> int | None:
+    """The file system that a directory is on; None where that can't be found out."""
+    try:
+        return device_of(path)
+    except OSError:
+        return None
 
 
 def _is_full(home: DataDirectory) -> bool:

@@ -53,7 +53,12 @@ class TrafficMetrics(Collector):
         self._topics: dict[str, _Carried] = {}  # By topic; several may share what OTHER counts.
         self._shown: dict[str, _Carried] = {}  # By label.
         self._sum = _Carried()
+        self._is_there: Callable[[str], bool] = lambda _: True
         registry.register(self)
+
+    def watch(self, is_there: Callable[[str], bool]) -> None:
+        """Count by topic only those that this finds: what is carried may end after its topic."""
+        self._is_there = is_there
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -93,6 +98,8 @@ class TrafficMetrics(Collector):
         of_topic.fetched_bytes += size_bytes
 
     def _begin(self, topic: str) -> _Carried:
+        if not self._is_there(topic):
+            return _Carried()
         label = self._labels.label(topic)
         shown = self._shown.get(label)
         if shown is None:

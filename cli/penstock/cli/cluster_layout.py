@@ -267,17 +267,36 @@ def check_ports(plans: Iterable[NodePlan]) -> None:
 
 def find_base_port(nodes: int, *, first: int = 21_000, frames: bool = False) -> int:
     """A base port such that all ports of ``nodes`` nodes are free now; with ``frames`` those at
-    which followers are served, too.
+    which followers are served, too. No other process that looks gets it while this one lives.
 
-    It looks below the range from which systems take ports for outgoing connections.
+    It looks below the range from which systems take ports for outgoing connections. For one thread.
     """
     step = MAX_NODES + 1
     distances = [0, CONTROLLER_PORT_DISTANCE, *([FRAMES_PORT_DISTANCE] if frames else [])]
     for base in range(first, first + 9 * step, step):
         ports = [base + i + distance for i in range(nodes) for distance in distances]
-        if all(_is_free(port) for port in ports):
+        if _claim(base) and all(_is_free(port) for port in ports):
             return base
     raise AddressInUseError(f"no free ports for {nodes} nodes from {first} on; name a --base-port")
+
+
+_claimed: Final[set[int]] = set()
+"""Base ports that other processes are told are taken, until this one ends: nodes come to their
+ports later, and a node that is down leaves its own."""
+
+
+def _claim(base: int) -> bool:
+    """Whether this base port is this process's, from now on or before."""
+    if base not in _claimed:
+        claim = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            claim.bind((HOST, base + MAX_NODES))  # A port that no node of it has.
+        except OSError:
+            claim.close()
+            return False
+        claim.detach()  # Open for as long as the process lives.
+        _claimed.add(base)
+    return True
 
 
 def _plans(directory: Path, cluster: _ClusterFile) -> tuple[NodePlan, ...]:

@@ -175,6 +175,8 @@ class Decommission:
                 "partitions reassign --list` shows how far they are"
             )
             raise
+        # That may have taken hours, in which the node was stopped, or came back.
+        self._standing = self._look()
         node = self._node
         if self._standing.votes:
             quorum = self._admin.remove_voter(node)
@@ -192,15 +194,15 @@ class Decommission:
 
     def _move(self) -> None:
         """Begin the moves and wait until they are over, those of new topics too."""
-        everything = len(self._replicas)
+        everything = set(self._replicas)
         plan, said = self._plan, ""
         while self._replicas:
             if plan:
                 self._admin.alter_partition_reassignments(plan)
             moves = self._admin.list_partition_reassignments()
             self._replicas = self._held()
-            everything = max(everything, len(self._replicas))
-            line = progress(self._node, everything, self._replicas, moves)
+            everything |= self._replicas.keys()
+            line = progress(self._node, len(everything), self._replicas, moves)
             if line != said:
                 said = line
                 report(line)
@@ -208,7 +210,7 @@ class Decommission:
                 time.sleep(LOOK_SECONDS)
                 plan = self._planned()
         if everything:
-            self._say(f"moved {counted(everything, 'replica')} of node {self._node}")
+            self._say(f"moved {counted(len(everything), 'replica')} of node {self._node}")
 
     def as_json(self, *, executed: bool) -> dict[str, Any]:
         """What programs are told."""

@@ -13,6 +13,7 @@ import typer
 from penstock.cli.connections import admin_client
 from penstock.cli.doctor_findings import (
     Answer,
+    ControllerAnswer,
     Finding,
     PartitionFacts,
     Picture,
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from penstock.client import AdminClient
     from penstock.client.descriptions import (
         BrokerDescription,
+        NodeDescription,
         QuorumDescription,
+        QuorumVoter,
         TopicDescription,
     )
 
@@ -39,7 +42,8 @@ _MS_AN_HOUR: Final = 3_600_000
 def doctor(ctx: typer.Context, *, bootstrap: Bootstrap = None, output: Output = None) -> None:
     """Look at all brokers, controllers and partitions, and say what to act on, and how.
 
-    Every broker is asked at its advertised address, as a client would. The exit status is 0 when
+    Every broker is asked at its advertised address, as a client would, and controllers without a
+    broker through one. The exit status is 0 when
     there is nothing to act on, else 1.
     """
     settings = resolve(ctx, bootstrap, output)
@@ -51,7 +55,8 @@ def doctor(ctx: typer.Context, *, bootstrap: Bootstrap = None, output: Output = 
             {
                 "healthy": not found,
                 "findings": [asdict(finding) for finding in found],
-                "nodes": [_as_json(answer) for answer in picture.answers],
+                "nodes": [_as_json(answer) for answer in picture.answers]
+                + [_controller_as_json(answer) for answer in picture.controllers],
             }
         )
     else:
@@ -64,14 +69,18 @@ def doctor(ctx: typer.Context, *, bootstrap: Bootstrap = None, output: Output = 
 def look(admin: AdminClient) -> Picture:
     """Ask everybody. Raises only where no broker answers at all."""
     cluster = admin.describe_cluster()
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
-        answers = list(pool.map(lambda broker: ask(admin, broker), cluster.brokers))
     quorum: QuorumDescription | None = None
     quorum_error = ""
     try:
         quorum = admin.describe_quorum()
     except PenstockError as error:
         quorum_error = error.message
+    brokers = {broker.node_id for broker in cluster.brokers}
+    alone = [] if quorum is None else [v for v in quorum.voters if v.node_id not in brokers]
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
+        asked = pool.map(lambda broker: ask(admin, broker), cluster.brokers)
+        controllers = list(pool.map(lambda voter: ask_controller(admin, voter), alone))
+        answers = list(asked)
     return Picture(
         cluster,
         answers,
@@ -79,6 +88,7 @@ def look(admin: AdminClient) -> Picture:
         quorum_error,
         _partitions(admin),
         now_ms=time.time_ns() // 1_000_000,
+        controllers=controllers,
     )
 
 
@@ -99,6 +109,17 @@ def ask(admin: AdminClient, broker: BrokerDescription) -> Answer:
         problem = error.message
     received_ms = time.time_ns() // 1_000_000
     return Answer(broker, resolved, resolve_error, node, problem, sent_ms, received_ms)
+
+
+def ask_controller(admin: AdminClient, voter: QuorumVoter) -> ControllerAnswer:
+    """What a controller that is no broker says of itself to one, or why it does not."""
+    sent_ms = time.time_ns() // 1_000_000
+    node, problem = None, ""
+    try:
+        node = admin.describe_node(voter.node_id)
+    except PenstockError as error:
+        problem = error.message
+    return ControllerAnswer(voter, node, problem, sent_ms, time.time_ns() // 1_000_000)
 
 
 def _partitions(admin: AdminClient) -> list[PartitionFacts]:
@@ -138,16 +159,25 @@ def _as_json(answer: Answer) -> dict[str, object]:
     }
 
 
+def _controller_as_json(answer: ControllerAnswer) -> dict[str, object]:
+    return {
+        "node_id": answer.node_id,
+        "address": answer.address,
+        "resolved": [],
+        "error": answer.error,
+        "node": asdict(answer.node) if answer.node is not None else None,
+    }
+
+
 def _print_nodes(picture: Picture) -> None:
     print_table(
-        ("Broker", "Address", "Version", "UpHours", "Fsync", "Free", "Descriptors", "Memory"),
-        [(answer.broker.node_id, answer.address, *_of_node(answer)) for answer in picture.answers],
-        right=("Broker", "UpHours", "Fsync", "Free", "Descriptors", "Memory"),
+        ("Node", "Address", "Version", "UpHours", "Fsync", "Free", "Descriptors", "Memory"),
+        [(answer.node_id, answer.address, *_of_node(answer.node)) for answer in picture.everybody],
+        right=("Node", "UpHours", "Fsync", "Free", "Descriptors", "Memory"),
     )
 
 
-def _of_node(answer: Answer) -> tuple[object, ...]:
-    node = answer.node
+def _of_node(node: NodeDescription | None) -> tuple[object, ...]:
     if node is None:
         return (None,) * 6
     slowest_us = max((one.fsync_us for one in node.directories), default=-1)

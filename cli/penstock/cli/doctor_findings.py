@@ -34,6 +34,10 @@ VERY_MANY_DESCRIPTORS: Final = 0.95
 VOTER_BEHIND_ENTRIES: Final = 1_000
 DRAIN_FORGOTTEN_MS: Final = 600_000
 _MS_A_MINUTE: Final = 60_000
+_LESS_OF_TOPICS: Final = (
+    "shorten retention.ms or retention.bytes of large topics, move partitions away "
+    "(`penstock partitions reassign`), or enlarge the disk"
+)
 
 
 class Severity(StrEnum):
@@ -82,9 +86,40 @@ class Answer:
         return "external.advertised" if is_external else "broker.advertised"
 
     @property
+    def node_id(self) -> int:
+        """The broker's node id."""
+        return self.broker.node_id
+
+    @property
     def about(self) -> str:
         """The broker, for a person."""
-        return f"broker {self.broker.node_id}"
+        return f"broker {self.node_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerAnswer:
+    """What came of asking a controller that is no broker, through one; else as ``Answer``."""
+
+    voter: QuorumVoter
+    node: NodeDescription | None
+    error: str
+    sent_ms: int
+    received_ms: int
+
+    @property
+    def address(self) -> str:
+        """As the quorum has it."""
+        return format_address(self.voter.host, self.voter.port)
+
+    @property
+    def node_id(self) -> int:
+        """The controller's node id."""
+        return self.voter.node_id
+
+    @property
+    def about(self) -> str:
+        """The controller, for a person."""
+        return f"controller {self.node_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +144,13 @@ class Picture:
     quorum_error: str
     partitions: Sequence[PartitionFacts]
     now_ms: int
+    controllers: Sequence[ControllerAnswer] = ()
+    """Those that are no brokers."""
+
+    @property
+    def everybody(self) -> list[Answer | ControllerAnswer]:
+        """What came of asking each node."""
+        return [*self.answers, *self.controllers]
 
 
 def findings(picture: Picture) -> list[Finding]:
@@ -121,9 +163,12 @@ def findings(picture: Picture) -> list[Finding]:
         _of_external_addresses(picture.cluster.brokers),
         _of_partitions(picture.partitions),
         chain.from_iterable(
-            _of_node(answer, answer.node) for answer in picture.answers if answer.node is not None
+            _of_node(answer.about, answer.node)
+            for answer in picture.everybody
+            if answer.node is not None
         ),
-        _of_clocks(picture.answers),
+        _of_silent_controllers(picture.controllers),
+        _of_clocks(picture.everybody),
         _of_versions(picture),
     )
     return sorted(found, key=lambda finding: finding.severity is not Severity.CRITICAL)
@@ -191,6 +236,14 @@ def _of_controllers_without_vote(
             )
 
 
+def _of_silent_controllers(controllers: Iterable[ControllerAnswer]) -> Iterator[Finding]:
+    """Those that the others hear, and brokers do not; of who is lost the quorum tells."""
+    for answer in controllers:
+        if answer.node is None and _why_lost(answer.voter) is None:
+            what, _, step = answer.error.partition("; next: ")
+            yield _warning(answer.about, what, step or "look into its log")
+
+
 def _why_lost(voter: QuorumVoter) -> tuple[str, str] | None:
     address = format_address(voter.host, voter.port)
     remove = f"`penstock quorum remove {voter.node_id}`"
@@ -249,7 +302,10 @@ def _why_unheard(answer: Answer) -> tuple[str, str] | None:
         )
     stands_for = f" (which is {', '.join(answer.resolved[:SHOWN])})" if answer.resolved else ""
     if answer.node is None:
-        step = f"correct {answer.setting} on that node, or open the way there: clients need it"
+        step = (
+            f"start node {answer.broker.node_id} if it is down; if it runs, correct "
+            f"{answer.setting} there, or open the way to it: clients need it"
+        )
         return f"{named}{stands_for} does not answer: {answer.error}", step
     if answer.node.node_id != answer.broker.node_id:
         return (
@@ -298,29 +354,31 @@ def _is_local(answer: Answer) -> bool:
 # Nodes.
 
 
-def _of_node(answer: Answer, node: NodeDescription) -> Iterator[Finding]:
+def _of_node(about: str, node: NodeDescription) -> Iterator[Finding]:
     for directory in node.directories:
-        yield from _of_directory(answer.about, directory)
+        yield from _of_directory(about, directory, has_topics="broker" in node.roles)
     if node.max_descriptors > 0 and node.open_descriptors >= 0:
         part = node.open_descriptors / node.max_descriptors
         if part >= MANY_DESCRIPTORS:
             severe = part >= VERY_MANY_DESCRIPTORS
             yield Finding(
                 Severity.CRITICAL if severe else Severity.WARNING,
-                answer.about,
+                about,
                 f"it has {node.open_descriptors} of at most {node.max_descriptors} files and "
                 "connections open",
                 "raise its limit (`ulimit -n`, LimitNOFILE), or see who holds so many connections",
             )
-    if not node.codec_compiled:
+    if not node.codec_compiled and "broker" in node.roles:
         yield _warning(
-            answer.about,
+            about,
             "its record codec is pure Python: many times slower where it is used",
             "install Penstock there where a C compiler is, or a wheel that was built with one",
         )
 
 
-def _of_directory(about: str, directory: DirectoryDescription) -> Iterator[Finding]:
+def _of_directory(
+    about: str, directory: DirectoryDescription, *, has_topics: bool
+) -> Iterator[Finding]:
     where = f"its directory {directory.path}"
     if directory.failure:
         yield _critical(
@@ -338,8 +396,7 @@ def _of_directory(about: str, directory: DirectoryDescription) -> Iterator[Findi
                 about,
                 f"{where} has {format_bytes(directory.free_bytes)} of "
                 f"{format_bytes(directory.total_bytes)} free",
-                "shorten retention.ms or retention.bytes of large topics, move partitions away "
-                "(`penstock partitions reassign`), or enlarge the disk",
+                _LESS_OF_TOPICS if has_topics else "enlarge the disk, or see what else is on it",
             )
     if directory.fsync_us < 0:
         yield _critical(
@@ -350,13 +407,13 @@ def _of_directory(about: str, directory: DirectoryDescription) -> Iterator[Findi
     elif directory.fsync_us >= SLOW_FSYNC_US:
         yield _warning(
             about,
-            f"a small fsync in {where} took {directory.fsync_us // 1000} ms; each write with "
-            "acks=all waits for one",
+            f"a small fsync in {where} took {directory.fsync_us // 1000} ms; each "
+            f"{'write with acks=all' if has_topics else 'change of the metadata'} waits for one",
             "see what else writes to that disk, or give the node a faster one",
         )
 
 
-def _of_clocks(answers: Iterable[Answer]) -> Iterator[Finding]:
+def _of_clocks(answers: Iterable[Answer | ControllerAnswer]) -> Iterator[Finding]:
     """Clocks that are apart for certain, however long the answers were on their way."""
     bounds = [
         (answer.node.clock_ms - answer.received_ms, answer.node.clock_ms - answer.sent_ms, answer)
@@ -379,9 +436,9 @@ def _of_clocks(answers: Iterable[Answer]) -> Iterator[Finding]:
 
 def _of_versions(picture: Picture) -> Iterator[Finding]:
     by_version: dict[str, list[int]] = defaultdict(list)
-    for answer in picture.answers:
+    for answer in picture.everybody:
         if answer.node is not None:
-            by_version[answer.node.version].append(answer.broker.node_id)
+            by_version[answer.node.version].append(answer.node_id)
     if len(by_version) > 1:
         told = "; ".join(
             f"{version} on {', '.join(map(str, nodes))}"

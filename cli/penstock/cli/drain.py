@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 1.0
+_BOOTSTRAP_MS: Final = 5_000
+_BOOTSTRAP_SHARE: Final = 0.75
+"""Of the time, for a broker to answer at all: in the rest it is found out why none did."""
 
 
 def drain(
@@ -62,6 +65,7 @@ class Drain:
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
         self._asked = False
+        self._wanted = "is drained"
         self._left = -1  # Leaderships, as far as was heard.
 
     async def drain(self) -> None:
@@ -87,6 +91,7 @@ class Drain:
             )
 
     async def _let_lead(self, admin: AsyncAdminClient) -> None:
+        self._wanted = "may lead again"
         await admin.drain_broker(self._node, undo=True)
 
     async def _until_drained(self, admin: AsyncAdminClient) -> None:
@@ -120,6 +125,7 @@ class Drain:
             client_id="penstock-cli",
             default_api_timeout_ms=milliseconds,
             request_timeout_ms=milliseconds,
+            bootstrap_timeout_ms=max(1, min(_BOOTSTRAP_MS, int(milliseconds * _BOOTSTRAP_SHARE))),
             **self._settings.tls.client_settings(),
         )
         try:
@@ -137,8 +143,8 @@ class Drain:
         within = f"within {self._timeout_s:g} s"
         if not self._asked:
             return RequestTimedOutError(
-                f"the cluster did not say {within} that broker {self._node} is drained; next: see "
-                "`penstock cluster describe` for whether it is, and `penstock quorum status`"
+                f"the cluster did not say {within} that broker {self._node} {self._wanted}; next: "
+                "see `penstock cluster describe` for whether it is so, and `penstock quorum status`"
             )
         names = ""
         with suppress(TimeoutError, PenstockError):

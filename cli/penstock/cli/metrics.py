@@ -41,11 +41,11 @@ def metrics(
     node: Annotated[
         int | None,
         typer.Argument(
-            help="The broker's node id.",
+            help="Its node id.",
             metavar="[NODE]",
             min=0,
             max=MAX_INT32,
-            show_default="whichever answers",
+            show_default="a broker, whichever answers",
         ),
     ] = None,
     *,
@@ -63,7 +63,9 @@ def metrics(
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
-    """Show the metrics of a broker, asked at its broker port: no metrics.listen is needed.
+    """Show the metrics of a node: no metrics.listen is needed.
+
+    A broker is asked at its broker port, a controller without a broker through one.
 
     docs/operating/metrics.md says what each of them means.
     """

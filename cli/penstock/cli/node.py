@@ -41,4 +41,5 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:
-        return False
+        # It may well be there: what keeps it from being seen is told by the error itself.
+        return True

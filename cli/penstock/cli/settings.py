@@ -31,7 +31,10 @@ Output = Annotated[
 ]
 NodeConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", help="The node's settings, as TOML.", show_default=False),
+    # What it may not read, the node says itself, and who would have to be let.
+    typer.Option(
+        "--config", help="The node's settings, as TOML.", show_default=False, readable=False
+    ),
 ]
 NodeOverrides = Annotated[
     list[str] | None,

@@ -270,15 +270,17 @@ class AdminClient:
         return self._run(self._client.drain_broker, node_id, undo=undo)
 
     def describe_node(self, node_id: int | None = None) -> NodeDescription:
-        """What a broker (None: some) says of itself: software, clock, disks, process.
+        """What a node (None: some broker) says of itself: software, clock, disks, process.
 
-        It is asked at its advertised address, and measures its disks anew. Raises NetworkError
-        where nobody answers there, BrokerIdNotRegisteredError for a node that is no broker.
+        A broker is asked at its advertised address, a controller without a broker through one of
+        these; it measures its disks anew. Raises NetworkError where it does not answer,
+        UnsupportedVersionError for a controller of software that does not tell, and
+        BrokerIdNotRegisteredError for a node that is neither.
         """
         return self._run(self._client.describe_node, node_id)
 
     def read_metrics(self, node_id: int | None = None) -> str:
-        """The metrics of a broker (None: of some), in the text format of Prometheus.
+        """The metrics of a node (None: of some broker), in the text format of Prometheus.
 
         They need no ``metrics.listen``. Raises as ``describe_node``.
         """

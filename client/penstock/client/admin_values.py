@@ -32,6 +32,7 @@ from penstock.v1 import (
     controller_pb2,
     groups_pb2,
     metadata_pb2,
+    node_pb2,
     transactions_pb2,
 )
 from penstock.wire.ids import TopicPartition, format_topic_id
@@ -142,7 +143,7 @@ def cluster(proto: metadata_pb2.DescribeClusterResponse) -> ClusterDescription:
     )
 
 
-def node(proto: admin_pb2.DescribeNodeResponse) -> NodeDescription:
+def node(proto: node_pb2.DescribeNodeResponse) -> NodeDescription:
     """A node as it tells of itself."""
     return NodeDescription(
         node_id=proto.node_id,

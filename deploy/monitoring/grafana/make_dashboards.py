@@ -16,8 +16,9 @@ _MINE: Final = 'cluster=~"$cluster"'
 _NODE: Final = f'{_MINE}, node=~"$node"'
 _TOPIC: Final = f'{_MINE}, topic=~"$topic"'
 _GROUP: Final = f'{_MINE}, group=~"$group"'
-_COMMITTED: Final = f"penstock_raft_commit_index{{{_MINE}}}"
+_CHANGED: Final = f"max by (cluster) (penstock_cluster_metadata_index{{{_MINE}}})"
 _QUERY: Final = 'query=~"$query"'
+_LAG: Final = f"max by (cluster, group, topic) (penstock_group_lag_records{{{_GROUP}}})"
 
 _CLUSTER_VARIABLE: Final = {"cluster": ("penstock_build_info", "cluster")}
 _NODE_VARIABLE: Final = {**_CLUSTER_VARIABLE, "node": ("penstock_build_info", "node")}
@@ -342,7 +343,18 @@ GROUP: Final = Dashboard(
         curve(
             "How fast the lag grows",
             "{{group}} in {{topic}}",
-            f"deriv(penstock_group_lag_records{{{_GROUP}}}[15m])",
+            # Not by coordinator: a series of a former one would go on for a quarter of an hour.
+            f"deriv({_LAG}[15m:1m])",
+        ),
+        Panel(
+            "For how long it stands still",
+            [
+                (
+                    "{{group}} in {{topic}}",
+                    f"max by (group, topic) (penstock_group_stalled_seconds{{{_GROUP}}})",
+                )
+            ],
+            "s",
         ),
         Panel("Groups by state", [("{{state}}", f"sum by (state) (penstock_groups{{{_MINE}}})")]),
         Panel("Members", [("", f"sum(penstock_group_members{{{_MINE}}})")]),
@@ -425,7 +437,7 @@ QUORUM: Final = Dashboard(
             [
                 (
                     "node {{node}}",
-                    f"scalar(max({_COMMITTED})) - penstock_metadata_index{{{_MINE}}}",
+                    f"{_CHANGED} - on (cluster) group_right () penstock_metadata_index{{{_MINE}}}",
                 )
             ],
         ),

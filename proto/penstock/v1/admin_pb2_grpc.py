@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from penstock.v1 import admin_pb2 as penstock_dot_v1_dot_admin__pb2
+from penstock.v1 import node_pb2 as penstock_dot_v1_dot_node__pb2
 
 GRPC_GENERATED_VERSION = '1.67.1'
 GRPC_VERSION = grpc.__version__
@@ -112,13 +113,13 @@ class AdminStub(object):
                 _registered_method=True)
         self.DescribeNode = channel.unary_unary(
                 '/penstock.v1.Admin/DescribeNode',
-                request_serializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeRequest.SerializeToString,
-                response_deserializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeResponse.FromString,
+                request_serializer=penstock_dot_v1_dot_node__pb2.DescribeNodeRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_node__pb2.DescribeNodeResponse.FromString,
                 _registered_method=True)
         self.ReadMetrics = channel.unary_unary(
                 '/penstock.v1.Admin/ReadMetrics',
-                request_serializer=penstock_dot_v1_dot_admin__pb2.ReadMetricsRequest.SerializeToString,
-                response_deserializer=penstock_dot_v1_dot_admin__pb2.ReadMetricsResponse.FromString,
+                request_serializer=penstock_dot_v1_dot_node__pb2.ReadMetricsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_node__pb2.ReadMetricsResponse.FromString,
                 _registered_method=True)
 
 
@@ -232,14 +233,15 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribeNode(self, request, context):
-        """DescribeNode tells how the node that is asked is: its software, clock, disks and process.
+        """DescribeNode tells how the node that is asked is: its software, clock, disks and process; or
+        how a controller is, which it asks on the port that clients do not reach.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadMetrics(self, request, context):
-        """ReadMetrics tells the metrics of the node that is asked.
+        """ReadMetrics tells the metrics of the node that is asked, or of a controller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -325,13 +327,13 @@ def add_AdminServicer_to_server(servicer, server):
             ),
             'DescribeNode': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeNode,
-                    request_deserializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeRequest.FromString,
-                    response_serializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeResponse.SerializeToString,
+                    request_deserializer=penstock_dot_v1_dot_node__pb2.DescribeNodeRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_node__pb2.DescribeNodeResponse.SerializeToString,
             ),
             'ReadMetrics': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadMetrics,
-                    request_deserializer=penstock_dot_v1_dot_admin__pb2.ReadMetricsRequest.FromString,
-                    response_serializer=penstock_dot_v1_dot_admin__pb2.ReadMetricsResponse.SerializeToString,
+                    request_deserializer=penstock_dot_v1_dot_node__pb2.ReadMetricsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_node__pb2.ReadMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -765,8 +767,8 @@ class Admin(object):
             request,
             target,
             '/penstock.v1.Admin/DescribeNode',
-            penstock_dot_v1_dot_admin__pb2.DescribeNodeRequest.SerializeToString,
-            penstock_dot_v1_dot_admin__pb2.DescribeNodeResponse.FromString,
+            penstock_dot_v1_dot_node__pb2.DescribeNodeRequest.SerializeToString,
+            penstock_dot_v1_dot_node__pb2.DescribeNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -792,8 +794,8 @@ class Admin(object):
             request,
             target,
             '/penstock.v1.Admin/ReadMetrics',
-            penstock_dot_v1_dot_admin__pb2.ReadMetricsRequest.SerializeToString,
-            penstock_dot_v1_dot_admin__pb2.ReadMetricsResponse.FromString,
+            penstock_dot_v1_dot_node__pb2.ReadMetricsRequest.SerializeToString,
+            penstock_dot_v1_dot_node__pb2.ReadMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

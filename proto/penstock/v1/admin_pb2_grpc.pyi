@@ -8,6 +8,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import penstock.v1.admin_pb2
+import penstock.v1.node_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -112,16 +113,18 @@ class AdminStub:
     """DrainBroker hands a broker's leaderships to others, or lets it have them again."""
 
     DescribeNode: grpc.UnaryUnaryMultiCallable[
-        penstock.v1.admin_pb2.DescribeNodeRequest,
-        penstock.v1.admin_pb2.DescribeNodeResponse,
+        penstock.v1.node_pb2.DescribeNodeRequest,
+        penstock.v1.node_pb2.DescribeNodeResponse,
     ]
-    """DescribeNode tells how the node that is asked is: its software, clock, disks and process."""
+    """DescribeNode tells how the node that is asked is: its software, clock, disks and process; or
+    how a controller is, which it asks on the port that clients do not reach.
+    """
 
     ReadMetrics: grpc.UnaryUnaryMultiCallable[
-        penstock.v1.admin_pb2.ReadMetricsRequest,
-        penstock.v1.admin_pb2.ReadMetricsResponse,
+        penstock.v1.node_pb2.ReadMetricsRequest,
+        penstock.v1.node_pb2.ReadMetricsResponse,
     ]
-    """ReadMetrics tells the metrics of the node that is asked."""
+    """ReadMetrics tells the metrics of the node that is asked, or of a controller."""
 
 class AdminAsyncStub:
     """Admin is what tools ask of any broker; the broker forwards changes to the active controller."""
@@ -217,16 +220,18 @@ class AdminAsyncStub:
     """DrainBroker hands a broker's leaderships to others, or lets it have them again."""
 
     DescribeNode: grpc.aio.UnaryUnaryMultiCallable[
-        penstock.v1.admin_pb2.DescribeNodeRequest,
-        penstock.v1.admin_pb2.DescribeNodeResponse,
+        penstock.v1.node_pb2.DescribeNodeRequest,
+        penstock.v1.node_pb2.DescribeNodeResponse,
     ]
-    """DescribeNode tells how the node that is asked is: its software, clock, disks and process."""
+    """DescribeNode tells how the node that is asked is: its software, clock, disks and process; or
+    how a controller is, which it asks on the port that clients do not reach.
+    """
 
     ReadMetrics: grpc.aio.UnaryUnaryMultiCallable[
-        penstock.v1.admin_pb2.ReadMetricsRequest,
-        penstock.v1.admin_pb2.ReadMetricsResponse,
+        penstock.v1.node_pb2.ReadMetricsRequest,
+        penstock.v1.node_pb2.ReadMetricsResponse,
     ]
-    """ReadMetrics tells the metrics of the node that is asked."""
+    """ReadMetrics tells the metrics of the node that is asked, or of a controller."""
 
 class AdminServicer(metaclass=abc.ABCMeta):
     """Admin is what tools ask of any broker; the broker forwards changes to the active controller."""
@@ -354,17 +359,19 @@ class AdminServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def DescribeNode(
         self,
-        request: penstock.v1.admin_pb2.DescribeNodeRequest,
+        request: penstock.v1.node_pb2.DescribeNodeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[penstock.v1.admin_pb2.DescribeNodeResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.DescribeNodeResponse]]:
-        """DescribeNode tells how the node that is asked is: its software, clock, disks and process."""
+    ) -> typing.Union[penstock.v1.node_pb2.DescribeNodeResponse, collections.abc.Awaitable[penstock.v1.node_pb2.DescribeNodeResponse]]:
+        """DescribeNode tells how the node that is asked is: its software, clock, disks and process; or
+        how a controller is, which it asks on the port that clients do not reach.
+        """
 
     @abc.abstractmethod
     def ReadMetrics(
         self,
-        request: penstock.v1.admin_pb2.ReadMetricsRequest,
+        request: penstock.v1.node_pb2.ReadMetricsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[penstock.v1.admin_pb2.ReadMetricsResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.ReadMetricsResponse]]:
-        """ReadMetrics tells the metrics of the node that is asked."""
+    ) -> typing.Union[penstock.v1.node_pb2.ReadMetricsResponse, collections.abc.Awaitable[penstock.v1.node_pb2.ReadMetricsResponse]]:
+        """ReadMetrics tells the metrics of the node that is asked, or of a controller."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

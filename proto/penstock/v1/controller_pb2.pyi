@@ -11,6 +11,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import penstock.v1.cluster_pb2
 import penstock.v1.common_pb2
+import penstock.v1.node_pb2
 import sys
 import typing
 
@@ -48,6 +49,72 @@ QUORUM_ROLE_CANDIDATE: QuorumRole.ValueType  # 2
 QUORUM_ROLE_LEADER: QuorumRole.ValueType  # 3
 """It leads."""
 global___QuorumRole = QuorumRole
+
+@typing.final
+class DescribeControllerRequest(google.protobuf.message.Message):
+    """DescribeControllerRequest has no parameters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___DescribeControllerRequest = DescribeControllerRequest
+
+@typing.final
+class DescribeControllerResponse(google.protobuf.message.Message):
+    """DescribeControllerResponse is what a controller's node says of itself."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    @property
+    def node(self) -> penstock.v1.node_pb2.DescribeNodeResponse:
+        """As a node answers tools."""
+
+    def __init__(
+        self,
+        *,
+        node: penstock.v1.node_pb2.DescribeNodeResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["node", b"node"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node"]) -> None: ...
+
+global___DescribeControllerResponse = DescribeControllerResponse
+
+@typing.final
+class ReadControllerMetricsRequest(google.protobuf.message.Message):
+    """ReadControllerMetricsRequest has no parameters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReadControllerMetricsRequest = ReadControllerMetricsRequest
+
+@typing.final
+class ReadControllerMetricsResponse(google.protobuf.message.Message):
+    """ReadControllerMetricsResponse carries the metrics of a controller's node."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    METRICS_FIELD_NUMBER: builtins.int
+    @property
+    def metrics(self) -> penstock.v1.node_pb2.ReadMetricsResponse:
+        """As a node answers tools."""
+
+    def __init__(
+        self,
+        *,
+        metrics: penstock.v1.node_pb2.ReadMetricsResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["metrics", b"metrics"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["metrics", b"metrics"]) -> None: ...
+
+global___ReadControllerMetricsResponse = ReadControllerMetricsResponse
 
 @typing.final
 class RegisterBrokerRequest(google.protobuf.message.Message):

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ControllerStub(object):
-    """Controller is what brokers ask of the controllers. All but WatchMetadata and
-    DescribeQuorum need the active one; another answers NOT_CONTROLLER and names it.
+    """Controller is what brokers ask of the controllers. All but WatchMetadata, DescribeQuorum,
+    DescribeController and ReadControllerMetrics need the active one; another answers NOT_CONTROLLER and names it.
     """
 
     def __init__(self, channel):
@@ -81,11 +81,21 @@ class ControllerStub(object):
                 request_serializer=penstock_dot_v1_dot_controller__pb2.AlterVotersRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_controller__pb2.AlterVotersResponse.FromString,
                 _registered_method=True)
+        self.DescribeController = channel.unary_unary(
+                '/penstock.v1.Controller/DescribeController',
+                request_serializer=penstock_dot_v1_dot_controller__pb2.DescribeControllerRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_controller__pb2.DescribeControllerResponse.FromString,
+                _registered_method=True)
+        self.ReadControllerMetrics = channel.unary_unary(
+                '/penstock.v1.Controller/ReadControllerMetrics',
+                request_serializer=penstock_dot_v1_dot_controller__pb2.ReadControllerMetricsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_controller__pb2.ReadControllerMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer(object):
-    """Controller is what brokers ask of the controllers. All but WatchMetadata and
-    DescribeQuorum need the active one; another answers NOT_CONTROLLER and names it.
+    """Controller is what brokers ask of the controllers. All but WatchMetadata, DescribeQuorum,
+    DescribeController and ReadControllerMetrics need the active one; another answers NOT_CONTROLLER and names it.
     """
 
     def RegisterBroker(self, request, context):
@@ -155,6 +165,20 @@ class ControllerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeController(self, request, context):
+        """DescribeController tells how the controller's node is: its software, clock, disks and process.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadControllerMetrics(self, request, context):
+        """ReadControllerMetrics tells the metrics of the controller's node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -203,6 +227,16 @@ def add_ControllerServicer_to_server(servicer, server):
                     request_deserializer=penstock_dot_v1_dot_controller__pb2.AlterVotersRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_controller__pb2.AlterVotersResponse.SerializeToString,
             ),
+            'DescribeController': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeController,
+                    request_deserializer=penstock_dot_v1_dot_controller__pb2.DescribeControllerRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_controller__pb2.DescribeControllerResponse.SerializeToString,
+            ),
+            'ReadControllerMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadControllerMetrics,
+                    request_deserializer=penstock_dot_v1_dot_controller__pb2.ReadControllerMetricsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_controller__pb2.ReadControllerMetricsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'penstock.v1.Controller', rpc_method_handlers)
@@ -212,8 +246,8 @@ def add_ControllerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Controller(object):
-    """Controller is what brokers ask of the controllers. All but WatchMetadata and
-    DescribeQuorum need the active one; another answers NOT_CONTROLLER and names it.
+    """Controller is what brokers ask of the controllers. All but WatchMetadata, DescribeQuorum,
+    DescribeController and ReadControllerMetrics need the active one; another answers NOT_CONTROLLER and names it.
     """
 
     @staticmethod
@@ -449,6 +483,60 @@ class Controller(object):
             '/penstock.v1.Controller/AlterVoters',
             penstock_dot_v1_dot_controller__pb2.AlterVotersRequest.SerializeToString,
             penstock_dot_v1_dot_controller__pb2.AlterVotersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeController(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/DescribeController',
+            penstock_dot_v1_dot_controller__pb2.DescribeControllerRequest.SerializeToString,
+            penstock_dot_v1_dot_controller__pb2.DescribeControllerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadControllerMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/ReadControllerMetrics',
+            penstock_dot_v1_dot_controller__pb2.ReadControllerMetricsRequest.SerializeToString,
+            penstock_dot_v1_dot_controller__pb2.ReadControllerMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,8 +18,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ControllerStub:
-    """Controller is what brokers ask of the controllers. All but WatchMetadata and
-    DescribeQuorum need the active one; another answers NOT_CONTROLLER and names it.
+    """Controller is what brokers ask of the controllers. All but WatchMetadata, DescribeQuorum,
+    DescribeController and ReadControllerMetrics need the active one; another answers NOT_CONTROLLER and names it.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -84,9 +84,21 @@ class ControllerStub:
     caught up.
     """
 
+    DescribeController: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.controller_pb2.DescribeControllerRequest,
+        penstock.v1.controller_pb2.DescribeControllerResponse,
+    ]
+    """DescribeController tells how the controller's node is: its software, clock, disks and process."""
+
+    ReadControllerMetrics: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.controller_pb2.ReadControllerMetricsRequest,
+        penstock.v1.controller_pb2.ReadControllerMetricsResponse,
+    ]
+    """ReadControllerMetrics tells the metrics of the controller's node."""
+
 class ControllerAsyncStub:
-    """Controller is what brokers ask of the controllers. All but WatchMetadata and
-    DescribeQuorum need the active one; another answers NOT_CONTROLLER and names it.
+    """Controller is what brokers ask of the controllers. All but WatchMetadata, DescribeQuorum,
+    DescribeController and ReadControllerMetrics need the active one; another answers NOT_CONTROLLER and names it.
     """
 
     RegisterBroker: grpc.aio.UnaryUnaryMultiCallable[
@@ -150,9 +162,21 @@ class ControllerAsyncStub:
     caught up.
     """
 
+    DescribeController: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.controller_pb2.DescribeControllerRequest,
+        penstock.v1.controller_pb2.DescribeControllerResponse,
+    ]
+    """DescribeController tells how the controller's node is: its software, clock, disks and process."""
+
+    ReadControllerMetrics: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.controller_pb2.ReadControllerMetricsRequest,
+        penstock.v1.controller_pb2.ReadControllerMetricsResponse,
+    ]
+    """ReadControllerMetrics tells the metrics of the controller's node."""
+
 class ControllerServicer(metaclass=abc.ABCMeta):
-    """Controller is what brokers ask of the controllers. All but WatchMetadata and
-    DescribeQuorum need the active one; another answers NOT_CONTROLLER and names it.
+    """Controller is what brokers ask of the controllers. All but WatchMetadata, DescribeQuorum,
+    DescribeController and ReadControllerMetrics need the active one; another answers NOT_CONTROLLER and names it.
     """
 
     @abc.abstractmethod
@@ -233,5 +257,21 @@ class ControllerServicer(metaclass=abc.ABCMeta):
         """AlterVoters adds or removes one voter. A voter to add must run; it is added once it has
         caught up.
         """
+
+    @abc.abstractmethod
+    def DescribeController(
+        self,
+        request: penstock.v1.controller_pb2.DescribeControllerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.controller_pb2.DescribeControllerResponse, collections.abc.Awaitable[penstock.v1.controller_pb2.DescribeControllerResponse]]:
+        """DescribeController tells how the controller's node is: its software, clock, disks and process."""
+
+    @abc.abstractmethod
+    def ReadControllerMetrics(
+        self,
+        request: penstock.v1.controller_pb2.ReadControllerMetricsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.controller_pb2.ReadControllerMetricsResponse, collections.abc.Awaitable[penstock.v1.controller_pb2.ReadControllerMetricsResponse]]:
+        """ReadControllerMetrics tells the metrics of the controller's node."""
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -22,6 +22,7 @@ from penstock.raft_meta.metering import Meter, SyncObserver, nobody_observes
 from penstock.raft_meta.quorum import QuorumStatus
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.refusals import RefusalCounter, nobody_counts
+from penstock.raft_meta.reports import NodeReports, NothingTold
 from penstock.raft_meta.service import ControllerServicer
 from penstock.v1 import controller_pb2_grpc, raft_pb2_grpc
 from penstock.wire.transport import NODE_SERVER_OPTIONS, format_address
@@ -55,8 +56,10 @@ class ControllerServer:
         arrivals: Arrivals | None = None,
         taken: Callable[[Guarded], Any] | None = None,
         on_synced: SyncObserver = nobody_observes,
+        node: NodeReports | None = None,
     ) -> None:
         self._config = config
+        self._node = node or NothingTold()
         self._tls = tls
         self._shell = ControllerShell(config, count_refusal=count_refusal)
         self._meter = meter
@@ -90,7 +93,7 @@ class ControllerServer:
         if self._taken is not None:
             guarded = self._taken(guarded)
         controller_pb2_grpc.add_ControllerServicer_to_server(
-            ControllerServicer(config, self._shell, self._quorum), guarded
+            ControllerServicer(config, self._shell, self._quorum, self._node), guarded
         )
         self._server = server
         try:
@@ -134,4 +137,5 @@ class ControllerServer:
             self._shell.state,
             self._elections.count,
             is_active=self._shell.is_active,
+            changed_index=self._shell.changed_index,
         )

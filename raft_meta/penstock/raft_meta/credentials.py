@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from penstock.raft_meta.authentication import node_name
+from penstock.raft_meta.denied import what_to_do
 from penstock.raft_meta.exposure import TlsFiles
 from penstock.wire.errors import ConfigurationError
 
@@ -103,9 +104,10 @@ def _read(setting: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
+        rights = what_to_do(error, path)
+        step = f"next: {rights}" if rights else "name a PEM file that the node's user may read"
         raise ConfigurationError(
-            f"{setting}: cannot read {path}: {error.strerror}; name a PEM file that the node's "
-            "user may read"
+            f"{setting}: cannot read {path}: {error.strerror}; {step}"
         ) from None
 
 

@@ -17,6 +17,8 @@ class ClusterFigures:
     not_preferred_partitions: int
     cluster_partitions: int
     cluster_topics: int
+    cluster_metadata_index: int
+    """Of the last change that brokers are told of. Commands that change nothing come after it."""
     brokers: Mapping[str, int]
     """By state: active, fenced, shutting_down."""
 
@@ -52,7 +54,12 @@ class Elections:
 
 
 def figures_of(
-    status: QuorumStatus, state: ClusterState, elections: int, *, is_active: bool
+    status: QuorumStatus,
+    state: ClusterState,
+    elections: int,
+    *,
+    is_active: bool,
+    changed_index: int = 0,
 ) -> ControllerFigures:
     """The figures, of values that are replaced as a whole, or are one number each."""
     return ControllerFigures(
@@ -68,11 +75,11 @@ def figures_of(
             for node_id, index in status.match_index.items()
             if node_id != status.node_id
         },
-        cluster=_cluster_of(state) if is_active else None,
+        cluster=_cluster_of(state, changed_index) if is_active else None,
     )
 
 
-def _cluster_of(state: ClusterState) -> ClusterFigures:
+def _cluster_of(state: ClusterState, changed_index: int) -> ClusterFigures:
     brokers = {"active": 0, "fenced": 0, "shutting_down": 0}
     for broker in list(state.brokers.values()):
         if broker.fenced:
@@ -86,5 +93,6 @@ def _cluster_of(state: ClusterState) -> ClusterFigures:
         not_preferred_partitions=state.not_preferred_count,
         cluster_partitions=state.partition_count,
         cluster_topics=len(state.topics),
+        cluster_metadata_index=changed_index,
         brokers=brokers,
     )

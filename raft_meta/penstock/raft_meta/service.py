@@ -15,6 +15,7 @@ from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.quorum import Quorum
 from penstock.raft_meta.quorum_service import QuorumServicer
+from penstock.raft_meta.reports import NodeReports
 from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc
 from penstock.wire.errors import (
     InconsistentClusterIdError,
@@ -45,9 +46,30 @@ ADMIN_COMMANDS: Final = frozenset(
 class ControllerServicer(QuorumServicer, controller_pb2_grpc.ControllerServicer):
     """The service over the shell and the quorum. One event loop."""
 
-    def __init__(self, config: ControllerConfig, shell: ControllerShell, quorum: Quorum) -> None:
+    def __init__(
+        self,
+        config: ControllerConfig,
+        shell: ControllerShell,
+        quorum: Quorum,
+        node: NodeReports,
+    ) -> None:
         super().__init__(config, quorum)
         self._shell = shell
+        self._node = node
+
+    async def DescribeController(
+        self, request: controller_pb2.DescribeControllerRequest, context: Any
+    ) -> controller_pb2.DescribeControllerResponse:
+        """How this controller's node is."""
+        node = await self._node.describe()
+        return controller_pb2.DescribeControllerResponse(node=node)
+
+    async def ReadControllerMetrics(
+        self, request: controller_pb2.ReadControllerMetricsRequest, context: Any
+    ) -> controller_pb2.ReadControllerMetricsResponse:
+        """The metrics of this controller's node."""
+        metrics = await self._node.read_metrics()
+        return controller_pb2.ReadControllerMetricsResponse(metrics=metrics)
 
     async def RegisterBroker(
         self, request: controller_pb2.RegisterBrokerRequest, context: Any

@@ -134,7 +134,8 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         for key in ("broker.listen", "controller.listen", "metrics.listen"):
             options = [f"--set={key}=127.0.0.1:{port}"]
             ended = run_node(cluster.nodes[1].config, *options)
-            assert ended.returncode == 2
+            # It may be free, or the address there, in a moment: a service is tried again.
+            assert ended.returncode == 1
             assert f"127.0.0.1:{port}" in ended.stderr
             assert "Traceback" not in ended.stderr
 

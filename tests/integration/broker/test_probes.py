@@ -171,6 +171,10 @@ def test_a_controller_without_a_broker_answers_for_itself(cluster: Probed) -> No
     cluster.nodes[2].kill()
     wait_until(lambda: cluster.get(1, "/readyz")[0] == 503, "there is no majority", 30)
     assert "confirms who leads" in str(cluster.can_roll(1))
+    journal = cluster.nodes[1].directory / "raft"
+    shown = cluster.get(1, "/metrics")[1]
+    for what in ("free", "total"):
+        assert f'penstock_log_directory_{what}_bytes{{directory="{journal}"}} ' in shown
 
 
 def test_a_second_node_on_the_port_says_so(cluster: Probed) -> None:

@@ -412,6 +412,13 @@ def test_the_coordinators_metrics_show_the_lag_of_its_groups(
 
     wanted = 'penstock_group_lag_records{group="behind",topic="lagging"} 27.0'
     wait_until(lambda: wanted in shown().splitlines(), "the lag is shown", 25)
+    stalled = 'penstock_group_stalled_seconds{group="behind",topic="lagging"} '
+
+    def stalled_s() -> float:
+        found = [line for line in shown().splitlines() if line.startswith(stalled)]
+        return float(found[0].rpartition(" ")[2])
+
+    wait_until(lambda: stalled_s() > 0, "it is seen to stand still", 25)
 
 
 def test_positions_are_committed_with_metadata_one_partition_at_a_time(

@@ -119,14 +119,12 @@ def test_groups_and_transactions_are_shown_by_state(cluster: WatchedCluster) -> 
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text().splitlines():
-        if line.startswith("{"):
-            yield json.loads(line)
+    yield from map(json.loads, path.read_text().splitlines())
 
 
 def test_lines_name_partitions_as_metrics_do(cluster: WatchedCluster) -> None:
     lines = list(json_lines(cluster.nodes[2].log))
-    assert {line["node"] for line in lines} == {2}
+    assert {(line["node"], line["cluster"]) for line in lines} == {(2, cluster.cluster_id)}
     states = [line for line in lines if line["event"] == "replica state"]
     of_orders = {line["partition"] for line in states if line["topic"] == "orders"}
     assert of_orders == set(range(PARTITIONS))

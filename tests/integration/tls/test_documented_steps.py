@@ -33,7 +33,7 @@ def here(command: str, cluster: Cluster) -> str:
         ("HOST=broker-$N.example", "HOST=localhost"),
         ("broker-1.example:9092", cluster.nodes[1].address),
         *(
-            (f"/var/lib/penstock --node-id {number}", f"{node.directory} --node-id {number}")
+            (f"/var/lib/penstock/data --node-id {number}", f"{node.directory} --node-id {number}")
             for number, node in cluster.nodes.items()
         ),
     ):

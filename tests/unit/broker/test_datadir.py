@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import getpass
 import os
 import re
 import shutil
@@ -47,6 +49,7 @@ def test_an_empty_directory_is_taken_for_a_disk_that_is_not_mounted_first(
         open_directories(path, 1, [])
     message = told.value.message
     assert str(path) in message.partition("; next: ")[0]
+    assert "--node-id 1 " in message
     # What formatting costs is said before the command is.
     assert "makes an empty node" in message.partition("`penstock format --data-dir")[0]
 
@@ -192,3 +195,21 @@ def test_the_permission_to_found_is_given_by_a_format_and_used_once(tmp_path):
     # It was forgotten at the first format, say; a directory in use makes nothing of it.
     assert not format_directory(root, "c1", 1, may_found=True)
     assert read_meta(root) == DirectoryMeta("c1", 1, contains=("raft",), may_found=True)
+
+
+def test_a_directory_of_another_user_says_how_it_becomes_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    format_directory(tmp_path, "c1", 3)
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    # The tests may run as root, whom nothing is denied.
+    monkeypatch.setattr(Path, "read_text", denied)
+    with pytest.raises(DataDirectoryError, match="Permission denied; have it belong to") as told:
+        open_directories(tmp_path, 3, [])
+    assert f"`chown --recursive {getpass.getuser()} {tmp_path}`" in told.value.message
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(DataDirectoryError, match=r"\.lock: Permission denied; have it belong to"):
+        lock_directory(tmp_path)

@@ -62,7 +62,7 @@ def test_nothing_is_documented_that_no_node_says() -> None:
 SYNONYMS = {
     "node_id", "broker_id", "broker", "topic_name", "topic_id", "partition_id", "group_id",
     "member_id", "dir", "data_dir", "log_dir", "method_name", "rpc", "voter_id", "follower_id",
-    "transaction_id",
+    "transaction_id", "cluster_id",
 }  # fmt: skip
 """Other names for what has one in metrics: a search for that one would miss the line."""
 
@@ -87,7 +87,7 @@ def test_fields_have_the_names_of_labels() -> None:
         for row in re.findall(r"^\| (`[^|]*`) \|", WHOLE.partition("## To act on")[0], re.MULTILINE)
         for name in re.findall(r"`([^`]+)`", row)
     }
-    bound = {"node", "topic", "trace_id", "span_id"}  # These are added to lines.
+    bound = {"node", "topic", "trace_id", "span_id", "logger"}  # These are added to lines.
     assert len(fields()) > 50
     assert fields() & SYNONYMS == set()
     assert documented_fields <= fields() | bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,51 @@ def test_of_grpcs_tracebacks_those_of_broken_connections_are_left_out() -> None:
     )
     assert b"KeyError: 'a fault'" in done.stderr
     assert done.stderr.count(b"Traceback") == 1
+
+
+_OF_LIBRARIES = """
+import asyncio, logging, structlog
+from penstock.broker.logs import bind_in_json, configure_logs
+configure_logs("{format}", "info", node=7)
+structlog.get_logger().info("before")
+bind_in_json(cluster="abc")
+structlog.get_logger().info("after")
+async def fails():
+    raise ValueError("in a task")
+async def main():
+    asyncio.get_running_loop().create_task(fails())
+    await asyncio.sleep(0)
+asyncio.run(main())
+logging.getLogger("grpc").warning("of %s", "two\\nlines")
+"""
+
+
+def lines_of(log_format: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _OF_LIBRARIES.format(format=log_format)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stderr.splitlines()
+
+
+def test_in_json_each_line_is_an_object_that_says_of_which_node_and_cluster_it_is() -> None:
+    before, after, of_asyncio, of_grpc = map(json.loads, lines_of("json"))
+    assert (before["node"], "cluster" in before) == (7, False), "it was not known yet"
+    assert (after["node"], after["cluster"]) == (7, "abc")
+    for line in (of_asyncio, of_grpc):
+        assert (line["node"], line["cluster"]) == (7, "abc")
+        assert "timestamp" in line
+    assert (of_asyncio["level"], of_asyncio["logger"]) == ("error", "asyncio")
+    assert "ValueError: in a task" in of_asyncio["exception"]
+    assert (of_grpc["level"], of_grpc["event"]) == ("warning", "of two\nlines")
+
+
+def test_on_the_console_lines_of_libraries_are_as_ours() -> None:
+    text = "\n".join(lines_of("console"))
+    of_asyncio = text[text.index("[error") :]
+    assert "[asyncio] node=7" in of_asyncio
+    assert of_asyncio.count("ValueError: in a task") == 1
+    assert "cluster=" not in text, "who reads it knows where it is"

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import HistogramMetricFamily
 
+from penstock.broker.core.group_progress import Lag
 from penstock.broker.core.metadata_image import ImageChange, Topic
 from penstock.broker.durations import Durations, SharedDurations
 from penstock.broker.metrics import BrokerMetrics
@@ -97,6 +98,25 @@ def test_topics_beyond_the_limit_are_counted_as_one_and_deleted_ones_go() -> Non
     assert value(registry, "topic_produced_bytes_total", topic=OTHER) == 201
 
 
+def test_a_fetch_that_is_answered_after_its_topic_was_deleted_does_not_bring_it_back() -> None:
+    registry = CollectorRegistry()
+    traffic = TrafficMetrics(registry, TopicLabels(1))
+    there = {"a", "b"}
+    traffic.watch(there.__contains__)
+    for topic in ("a", "b"):
+        traffic.fetched(topic, 100)
+    for topic in ("a", "b"):
+        there.discard(topic)
+        traffic.on_metadata(removed(topic))
+        traffic.fetched(topic, 7)
+    assert value(registry, "topic_fetched_bytes_total", topic="a") is None
+    assert value(registry, "topic_fetched_bytes_total", topic=OTHER) == 100
+    assert value(registry, "fetched_bytes_total") == 214
+    there.add("c")
+    traffic.fetched("c", 1)
+    assert value(registry, "topic_fetched_bytes_total", topic="c") == 1, "its name has room"
+
+
 def test_calls_of_one_method_are_counted_whichever_port_they_came_to() -> None:
     registry = CollectorRegistry()
     traffic = TrafficMetrics(registry, TopicLabels(1))
@@ -108,14 +128,18 @@ def test_calls_of_one_method_are_counted_whichever_port_they_came_to() -> None:
 def test_group_lags_beyond_the_limit_are_summed() -> None:
     metrics = BrokerMetrics(most_labels=2)
     show = metrics.coordinators.group_lags
-    show({("g", "a"): 1, ("g", "b"): 20, ("g", "c"): 300, ("g", "d"): 4})
+    lags = {"a": Lag(1, 70), "b": Lag(20, 0), "c": Lag(300, 10), "d": Lag(4, 90)}
+    show({("g", topic): lag for topic, lag in lags.items()})
     registry = metrics.registry
     assert value(registry, "group_lag_records", group="g", topic="c") == 300
+    assert value(registry, "group_stalled_seconds", group="g", topic="c") == 10
     assert value(registry, "group_lag_records", group="g", topic="a") is None
     assert value(registry, "group_lag_records", group=OTHER, topic=OTHER) == 5
-    show({("g", "a"): 1})
+    assert value(registry, "group_stalled_seconds", group=OTHER, topic=OTHER) == 90
+    show({("g", "a"): lags["a"]})
     assert value(registry, "group_lag_records", group="g", topic="a") == 1
-    assert value(registry, "group_lag_records", group=OTHER, topic=OTHER) is None
+    for name in ("group_lag_records", "group_stalled_seconds"):
+        assert value(registry, name, group=OTHER, topic=OTHER) is None
 
 
 def test_states_are_shown_at_zero_too_once_there_are_coordinators() -> None:
@@ -147,7 +171,7 @@ def status(**values: object) -> QuorumStatus:
 def test_the_active_controller_alone_shows_the_cluster() -> None:
     metrics = BrokerMetrics()
     assert value(metrics.registry, "active_controller") is None, "there is no controller here"
-    active = figures_of(status(), ClusterState(), 5, is_active=True)
+    active = figures_of(status(), ClusterState(), 5, is_active=True, changed_index=7)
     metrics.quorum.watch(lambda: active)
     assert value(metrics.registry, "active_controller") == 1
     assert value(metrics.registry, "offline_partitions") == 0
@@ -155,6 +179,7 @@ def test_the_active_controller_alone_shows_the_cluster() -> None:
     assert value(metrics.registry, "raft_lag_entries", voter="2") == 2
     assert value(metrics.registry, "raft_lag_entries", voter="1") is None
     assert value(metrics.registry, "cluster_brokers", state="fenced") == 0
+    assert value(metrics.registry, "cluster_metadata_index") == 7
     other = figures_of(status(match_index={}), ClusterState(), 5, is_active=False)
     metrics.quorum.watch(lambda: other)
     assert value(metrics.registry, "active_controller") == 0

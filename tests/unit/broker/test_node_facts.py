@@ -12,9 +12,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from penstock.broker import node_facts
 from penstock.broker.config import NodeConfig
 from penstock.broker.node_facts import DiskFacts, DiskProbe, NodeFacts, measure_disk
-from penstock.broker.storage.data_directory import DataDirectory
 from penstock.raft_meta.core.versions import DRAINS_SINCE, METADATA_VERSION
-from penstock.v1 import admin_pb2, cluster_pb2
+from penstock.v1 import admin_pb2, cluster_pb2, node_pb2
 from penstock.wire.errors import ErrorCode, InvalidRequestError
 from tests.unit.broker.test_services import FakeControllers, image_with, led_nowhere, servicer_of
 
@@ -26,8 +25,7 @@ def facts_of(tmp_path: Path, registry: CollectorRegistry | None = None) -> NodeF
         'metrics.listen = "127.0.0.1:9094"\n'
     )
     config = NodeConfig.load(settings, {}, [])
-    homes: list[DataDirectory] = []
-    return NodeFacts(config, registry or CollectorRegistry(), homes)
+    return NodeFacts(config, registry or CollectorRegistry())
 
 
 async def test_a_node_describes_itself(tmp_path: Path) -> None:
@@ -79,15 +77,19 @@ async def test_metrics_are_told_as_text(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     Gauge("penstock_probe", "Tried here", registry=registry).set(7)
     node = facts_of(tmp_path, registry)
-    told = await asyncio.gather(node.metrics(), node.metrics())
-    assert all("penstock_probe 7.0" in text for text in told)
+    told = await asyncio.gather(node.read_metrics(), node.read_metrics())
+    assert all("penstock_probe 7.0" in one.text and one.node_id == 3 for one in told)
 
 
 async def test_tools_are_told_of_the_node_they_ask() -> None:
     servicer = servicer_of(image_with(), FakeControllers(), led_nowhere)
-    assert (await servicer.DescribeNode(admin_pb2.DescribeNodeRequest(), None)).version == "0.1"
-    told = await servicer.ReadMetrics(admin_pb2.ReadMetricsRequest(), None)
+    assert (await servicer.DescribeNode(node_pb2.DescribeNodeRequest(), None)).version == "0.1"
+    told = await servicer.ReadMetrics(node_pb2.ReadMetricsRequest(), None)
     assert (told.node_id, told.text) == (1, "penstock_probe 7.0\n")
+    other = await servicer.DescribeNode(node_pb2.DescribeNodeRequest(controller_id=7), None)
+    assert other.error.code == ErrorCode.UNKNOWN_VOTER
+    asked = await servicer.ReadMetrics(node_pb2.ReadMetricsRequest(controller_id=7), None)
+    assert asked.error.code == ErrorCode.UNKNOWN_VOTER
 
 
 async def test_a_drain_is_forwarded_with_the_time_and_answered_with_what_is_left() -> None:

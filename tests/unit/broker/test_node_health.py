@@ -232,6 +232,8 @@ async def test_probes_have_their_turn_while_dear_answers_are_worked_on() -> None
         refused = await node.get("/can-roll")
         assert refused.status == 503
         assert b"ask again" in refused.body
+        crowded = await node.get("/metrics")
+        assert (crowded.status, b"ask again" in crowded.body) == (503, True)
         go_on.set()
         assert [(await task).status for task in held] == [200, 200]
     finally:

@@ -1,11 +1,15 @@
-"""When a controller is ready: in the quorum, and caught up with it."""
+"""When a controller is ready, and how controllers stand where a node is about to be stopped."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from penstock.broker.readiness import why_controller_not_ready
+from penstock.broker.core.rolling import VoterStanding, why_not_roll
+from penstock.broker.readiness import quorum_standing, why_controller_not_ready
 from penstock.raft_meta.quorum import QuorumStatus, Role
+from penstock.v1.controller_pb2 import DescribeQuorumResponse, QuorumVoter
 
 
 def status(
@@ -54,3 +58,52 @@ def test_who_leads_or_follows_closely_is_ready(sound: QuorumStatus) -> None:
 )
 def test_who_lacks_something_says_what(lacking: QuorumStatus, said: str) -> None:
     assert said in why_controller_not_ready(lacking)
+
+
+def quorum(*, confirmed: bool = True, **third: Any) -> DescribeQuorumResponse:
+    """Three controllers of which 1 leads; ``third`` is what is said of the last one."""
+    voters = [
+        QuorumVoter(node_id=1, match_index=-1, directory_id=b"a"),
+        QuorumVoter(node_id=2, match_index=90, directory_id=b"b", found_directory_id=b"b"),
+        QuorumVoter(node_id=3, directory_id=b"c", **{"match_index": 100, **third}),
+    ]
+    return DescribeQuorumResponse(
+        leader_id=1, answered_by=1, commit_index=100, confirmed=confirmed, voters=voters
+    )
+
+
+def test_the_leader_lacks_nothing_and_others_what_is_decided_and_not_theirs() -> None:
+    standing = quorum_standing(quorum(match_index=120))
+    assert standing.doubt == ""
+    assert standing.voters == [
+        VoterStanding(1, behind=0, answers=True),
+        VoterStanding(2, behind=10, answers=True),
+        VoterStanding(3, behind=0, answers=True),
+    ]
+    assert why_not_roll(2, (), (), standing) == []
+
+
+@pytest.mark.parametrize(
+    ("third", "found"),
+    [
+        ({"unreachable": True}, VoterStanding(3, behind=0, answers=False)),
+        ({"match_index": -1}, VoterStanding(3, behind=-1, answers=True)),
+        # It answers out of an empty disk, and does not vote.
+        ({"found_directory_id": b"x"}, VoterStanding(3, behind=0, answers=False)),
+    ],
+    ids=["silent", "unheard", "wiped"],
+)
+def test_one_that_does_not_count_is_no_part_of_a_majority(
+    third: dict[str, Any], found: VoterStanding
+) -> None:
+    standing = quorum_standing(quorum(**third))
+    assert standing.voters[2] == found
+    (reason,) = why_not_roll(2, (), (), standing)
+    assert "only 1 of 3 controllers would be there and caught up" in reason
+
+
+def test_a_leader_that_no_majority_confirms_is_not_believed() -> None:
+    standing = quorum_standing(quorum(confirmed=False))
+    assert "no majority of the controllers confirms who leads them" in standing.doubt
+    (reason,) = why_not_roll(2, (), (), standing)
+    assert reason.startswith(standing.doubt)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from penstock.broker.coordinator.producer_ids import ProducerIds
@@ -18,6 +19,7 @@ from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.replication.appending import OnAppended, Target
 from penstock.broker.replication.led_transactions import LedTransactions
 from penstock.broker.service.admin import AdminServicer
+from penstock.broker.service.controller_facts import ControllerFacts
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer
 from penstock.broker.service.producing import MAX_PENDING_REQUESTS, Producing
@@ -30,6 +32,7 @@ from penstock.v1 import (
     common_pb2,
     controller_pb2,
     log_pb2,
+    node_pb2,
     transactions_pb2,
 )
 from penstock.wire.errors import (
@@ -348,17 +351,29 @@ def servicer_of(
     image: MetadataImage, controllers: FakeControllers, replica_ends: ReplicaEnds
 ) -> AdminServicer:
     entry = admin_pb2.ConfigEntry(key="node.id", value="1", source="node file")
-    return AdminServicer(1, image, controllers, replica_ends, lambda: [entry], node=FakeNode())
+    return AdminServicer(
+        1,
+        image,
+        controllers,
+        replica_ends,
+        lambda: [entry],
+        node=FakeNode(),
+        ask_controllers=ControllerFacts(controllers, reach_nobody),
+    )
+
+
+def reach_nobody(address: str, node_id: int) -> aio.Channel:
+    raise AssertionError(f"node {node_id} at {address} is asked")
 
 
 class FakeNode:
     """Tells of itself as scripted."""
 
-    async def describe(self) -> admin_pb2.DescribeNodeResponse:
-        return admin_pb2.DescribeNodeResponse(node_id=1, version="0.1")
+    async def describe(self) -> node_pb2.DescribeNodeResponse:
+        return node_pb2.DescribeNodeResponse(node_id=1, version="0.1")
 
-    async def metrics(self) -> str:
-        return "penstock_probe 7.0\n"
+    async def read_metrics(self) -> node_pb2.ReadMetricsResponse:
+        return node_pb2.ReadMetricsResponse(node_id=1, text="penstock_probe 7.0\n")
 
 
 class FakeControllers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import re
@@ -367,6 +368,24 @@ def test_a_next_step_names_commands_and_options_that_exist(step: str) -> None:
             command = command.commands[words.pop(0)]
         known = {name for param in command.params for name in getattr(param, "opts", [])}
         assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_a_settings_file_that_may_not_be_read_is_not_looked_for_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    file = tmp_path / "node.toml"
+    file.write_text("")
+    # The tests may run as root, whom nothing is denied.
+    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(Path, "is_file", denied)
+    result = CliRunner().invoke(app, ["node", "--config", str(file)])
+    assert result.exit_code == 2
+    problem, step = result.output.splitlines()
+    assert problem == f"error: cannot read {file}: Permission denied"
+    assert step.startswith("next: have it belong to the user that runs this: `chown ")
 
 
 @pytest.mark.parametrize(

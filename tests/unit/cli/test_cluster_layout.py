@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -191,6 +193,20 @@ def test_a_port_in_use_is_passed_over() -> None:
         taken.listen(1)
         base = taken.getsockname()[1] - 2
         assert find_base_port(3, first=base) > base
+
+
+def test_two_processes_that_look_at_once_find_other_ports() -> None:
+    """The nodes of the first are not there yet when the second looks."""
+    ours = find_base_port(3, first=25_000)
+    assert find_base_port(3, first=ours) == ours
+    look = (
+        "from penstock.cli.cluster_layout import find_base_port\n"
+        f"print(find_base_port(3, first={ours}))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", look], check=True, capture_output=True, text=True
+    ).stdout
+    assert int(found) > ours
 
 
 def test_the_file_is_toml_that_says_who_wrote_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from penstock.cli import doctor_findings
 from penstock.cli.doctor_findings import (
     DRAIN_FORGOTTEN_MS,
     Answer,
+    ControllerAnswer,
     Finding,
     PartitionFacts,
     Picture,
@@ -79,9 +80,30 @@ def directory(**changes: Any) -> Picture:
     return one_of(answer(3, node=node(3, directories=(disk,))))
 
 
+def controllers(**changes: Any) -> Picture:
+    """Brokers 1 and 2, and controller 3 that is none, with changes of it."""
+    disk = DirectoryDescription("/raft", 1000 * GB, 600 * GB, "", 900)
+    alone = node(3, **{"roles": ("controller",), "directories": (disk,), **changes.pop("node", {})})
+    made = ControllerAnswer(quorum().voters[2], alone, "", NOW_MS - 5, NOW_MS + 5)
+    return picture(
+        answers=[answer(1), answer(2)],
+        quorum=changes.pop("quorum", quorum()),
+        controllers=[replace(made, **changes)],
+    )
+
+
 def partition(**changes: Any) -> Picture:
     made = PartitionFacts("orders-0", 1, (1, 2, 3), (1, 2), 2, [(3, "slow")])
     return picture(partitions=[replace(made, **changes)])
+
+
+def test_a_level_that_not_all_know_or_amid_an_upgrade_is_not_to_be_raised() -> None:
+    older = replace(picture().cluster, metadata_version=5)
+    brokers = (broker(1), broker(2), broker(3, max_metadata_version=5))
+    assert findings(picture(cluster=replace(older, brokers=brokers))) == []
+    amid = replace(one_of(answer(3, node=node(3, version="1.3"))), cluster=older)
+    (only,) = findings(amid)
+    assert "different software" in only.what
 
 
 def test_addresses_for_clients_from_outside_on_all_brokers_or_none_are_nothing_to_act_on() -> None:
@@ -118,6 +140,13 @@ def test_the_setting_is_named_that_the_address_is_of(
     assert setting in found.next
 
 
+def test_one_that_does_not_answer_is_looked_after_before_its_address_is() -> None:
+    """While no controller is active nobody is fenced, and a dead node is like a wrong address."""
+    (found,) = findings(one_of(answer(3, node=None, error="connection refused")))
+    assert found.next.startswith("start node 3 if it is down")
+    assert "broker.advertised" in found.next
+
+
 def test_a_controller_that_is_about_to_vote_is_nothing_to_act_on() -> None:
     answers = [answer(n, node=node(n, roles=("broker", "controller"))) for n in (1, 2, 3)]
     assert findings(picture(answers=answers)) == []
@@ -128,6 +157,19 @@ def test_a_controller_that_is_about_to_vote_is_nothing_to_act_on() -> None:
 
 def test_a_sound_cluster_has_nothing_to_act_on() -> None:
     assert findings(picture()) == []
+
+
+def test_a_sound_controller_without_a_broker_is_nothing_to_act_on() -> None:
+    assert findings(controllers()) == []
+    assert findings(controllers(node={"codec_compiled": False})) == []
+
+
+def test_of_a_lost_controller_the_quorum_alone_tells() -> None:
+    lost = with_voter(is_unreachable=True)
+    made = controllers(quorum=lost, error="controller 3 does not answer")
+    silent = replace(made.controllers[0], voter=lost.voters[2], node=None)
+    (found,) = findings(replace(made, controllers=[silent]))
+    assert "it does not answer the leader" in found.what
 
 
 CASES: dict[str, tuple[Callable[[], Picture], str, str, str]] = {
@@ -228,6 +270,45 @@ CASES: dict[str, tuple[Callable[[], Picture], str, str, str]] = {
         "warning",
         "broker 3",
         "its record codec is pure Python",
+    ),
+    "a controller's disk": (
+        lambda: controllers(
+            node={"directories": (DirectoryDescription("/raft", 100 * GB, GB, "", 900),)}
+        ),
+        "critical",
+        "controller 3",
+        "its directory /raft has 1.00 GB of 100.00 GB free",
+    ),
+    "a controller's slow disk": (
+        lambda: controllers(
+            node={"directories": (DirectoryDescription("/raft", 9, 8, "", 250_000),)}
+        ),
+        "warning",
+        "controller 3",
+        "took 250 ms; each change of the metadata waits for one",
+    ),
+    "a controller's clock": (
+        lambda: controllers(node={"clock_ms": NOW_MS - 2000}),
+        "warning",
+        "clocks",
+        "is ahead of that of controller 3 by 1990 ms at least",
+    ),
+    "a controller's software": (
+        lambda: controllers(node={"version": "1.3"}),
+        "warning",
+        "versions",
+        "different software: 1.2 on 1, 2; 1.3 on 3",
+    ),
+    "a controller that brokers do not hear": (
+        lambda: replace(
+            controllers(),
+            controllers=[
+                ControllerAnswer(quorum().voters[2], None, "it is deaf; next: see", NOW_MS, NOW_MS)
+            ],
+        ),
+        "warning",
+        "controller 3",
+        "it is deaf",
     ),
     "software": (
         lambda: one_of(answer(3, node=node(3, version="1.3"))),

@@ -164,6 +164,9 @@ class FakeCluster:
         ) = None
         self.produced: list[tuple[int, log_pb2.ProduceRequest]] = []
         self.voters = {number: ("127.0.0.1", 9000 + number) for number in self.nodes}
+        self.silent_controllers: set[int] = set()
+        self.asked_controllers: list[int] = []
+        self.knows_controllers = True  # That DescribeNode may name one.
         self.altered: list[admin_pb2.AlterQuorumRequest] = []
         self.asked_ids: list[bytes] = []  # Of topics to make, request by request.
         self.unregistered: list[int] = []

@@ -16,6 +16,7 @@ from penstock.v1 import (
     log_pb2_grpc,
     metadata_pb2,
     metadata_pb2_grpc,
+    node_pb2,
     transactions_pb2,
     transactions_pb2_grpc,
 )
@@ -26,6 +27,7 @@ from penstock.wire.errors import (
     FencedMemberEpochError,
     InvalidPartitionsError,
     LeaderHint,
+    NetworkError,
     NotCoordinatorError,
     OffsetOutOfRangeError,
     PenstockError,
@@ -449,10 +451,12 @@ class FakeServices(
         return admin_pb2.DrainBrokerResponse(remaining_leaderships=3)
 
     async def DescribeNode(self, request: Any, context: Any) -> Any:
-        directory = admin_pb2.NodeDirectory(
+        if request.HasField("controller_id") and self.cluster.knows_controllers:
+            return self._of_a_controller(request.controller_id)
+        directory = node_pb2.NodeDirectory(
             path="/data", total_bytes=9, free_bytes=8, failure="bad", fsync_us=-1
         )
-        return admin_pb2.DescribeNodeResponse(
+        return node_pb2.DescribeNodeResponse(
             node_id=self.node.number,
             version="1.2",
             min_metadata_version=1,
@@ -468,9 +472,18 @@ class FakeServices(
             http_address="h:1",
         )
 
+    def _of_a_controller(self, node_id: int) -> Any:
+        self.cluster.asked_controllers.append(node_id)
+        if node_id in self.cluster.silent_controllers:
+            return node_pb2.DescribeNodeResponse(error=NetworkError("it is silent").to_proto())
+        if node_id not in self.cluster.voters:
+            error = UnknownVoterError(f"node {node_id} is no controller")
+            return node_pb2.DescribeNodeResponse(error=error.to_proto())
+        return node_pb2.DescribeNodeResponse(node_id=node_id, roles=["controller"])
+
     async def ReadMetrics(self, request: Any, context: Any) -> Any:
         text = f"penstock_probe {self.node.number}.0\n"
-        return admin_pb2.ReadMetricsResponse(node_id=self.node.number, text=text)
+        return node_pb2.ReadMetricsResponse(node_id=self.node.number, text=text)
 
     async def UnregisterBroker(self, request: Any, context: Any) -> Any:
         response = admin_pb2.UnregisterBrokerResponse()

@@ -53,6 +53,22 @@ async def test_a_node_that_is_none_or_does_not_answer_is_an_error(cluster: FakeC
             await admin.describe_node(2)
 
 
+async def test_a_controller_without_a_broker_is_asked_through_one(cluster: FakeCluster) -> None:
+    cluster.voters[101] = ("10.0.0.1", 9093)
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        assert (await admin.describe_node(101)).roles == ("controller",)
+        with pytest.raises(BrokerIdNotRegisteredError, match=r"brokers are 1, 2.*no controller"):
+            await admin.describe_node(102)
+        cluster.silent_controllers.add(101)
+        with pytest.raises(NetworkError, match="it is silent"):
+            await admin.describe_node(101)
+        assert cluster.asked_controllers == [101, 102, 101]  # Nobody is asked for a minute.
+        # One of older software tells of itself instead.
+        cluster.knows_controllers = False
+        with pytest.raises(BrokerIdNotRegisteredError, match="the brokers are 1, 2"):
+            await admin.describe_node(101)
+
+
 def test_the_synchronous_twin(background: Background) -> None:
     with AdminClient(background.cluster.bootstrap) as admin:
         assert admin.drain_broker(1, undo=True) == 3

@@ -10,6 +10,7 @@ from grpc import aio
 from prometheus_client import generate_latest
 
 from penstock.broker.coordinator.lags import GroupLags
+from penstock.broker.core.group_progress import Lag
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.metrics import BrokerMetrics
 from penstock.v1 import cluster_pb2, common_pb2, log_pb2, log_pb2_grpc
@@ -79,7 +80,9 @@ async def other_broker(logs: Logs) -> AsyncIterator[int]:
         await server.stop(None)
 
 
-def lags_of(port: int, leaders: dict[TopicPartition, int], committed: Any) -> GroupLags:
+def lags_of(
+    port: int, leaders: dict[TopicPartition, int], committed: Any, clock: Any = lambda: 0.0
+) -> GroupLags:
     return GroupLags(
         1,
         image_of(leaders, port),
@@ -87,6 +90,7 @@ def lags_of(port: int, leaders: dict[TopicPartition, int], committed: Any) -> Gr
         lambda: committed,
         open_channel=lambda address, _node_id: aio.insecure_channel(address),
         show=lambda _lags: None,
+        clock=clock,
     )
 
 
@@ -95,7 +99,7 @@ async def test_lags_are_summed_over_leaders_by_group_and_topic() -> None:
     async with other_broker(Logs({A1: 20, B0: 8})) as port:
         lags = await lags_of(port, {A0: 1, A1: 2, B0: 2}, committed).look()
     # A position beyond the end, of a log that was cut, is no negative lag.
-    assert lags == {("g", "a"): 11, ("g", "b"): 0, ("h", "a"): 0}
+    assert lags == {("g", "a"): Lag(11, 0), ("g", "b"): Lag(0, 0), ("h", "a"): Lag(0, 0)}
 
 
 async def test_a_topic_of_which_a_part_is_unknown_is_left_out() -> None:
@@ -103,7 +107,18 @@ async def test_a_topic_of_which_a_part_is_unknown_is_left_out() -> None:
     async with other_broker(Logs({})) as port:
         refused = await lags_of(port, {A0: 1, A1: 2, B0: -1}, committed).look()
     dead = await lags_of(port, {A0: 1, A1: 2, B0: -1}, committed).look()
-    assert refused == dead == {("h", "a"): 6}
+    assert refused == dead == {("h", "a"): Lag(6, 0)}
+
+
+async def test_how_long_a_group_has_stood_still_is_told_from_look_to_look() -> None:
+    committed = {"g": {A0: 4}}
+    now_s = [100.0]
+    lags = lags_of(1, {A0: 1}, committed, lambda: now_s[0])
+    await lags.look()
+    now_s[0] = 160.0
+    assert await lags.look() == {("g", "a"): Lag(6, 60)}
+    committed["g"][A0] = 5
+    assert await lags.look() == {("g", "a"): Lag(5, 0)}
 
 
 def test_groups_that_went_elsewhere_are_shown_no_more() -> None:
@@ -111,12 +126,17 @@ def test_groups_that_went_elsewhere_are_shown_no_more() -> None:
 
     def shown() -> list[str]:
         lines = generate_latest(metrics.registry).decode().splitlines()
-        return sorted(line for line in lines if line.startswith("penstock_group_lag_records{"))
+        return sorted(line for line in lines if 'group="g"' in line)
 
-    metrics.coordinators.group_lags({("g", "a"): 11, ("g", "b"): 0})
+    metrics.coordinators.group_lags({("g", "a"): Lag(11, 30), ("g", "b"): Lag(0, 0)})
     assert shown() == [
         'penstock_group_lag_records{group="g",topic="a"} 11.0',
         'penstock_group_lag_records{group="g",topic="b"} 0.0',
+        'penstock_group_stalled_seconds{group="g",topic="a"} 30.0',
+        'penstock_group_stalled_seconds{group="g",topic="b"} 0.0',
     ]
-    metrics.coordinators.group_lags({("g", "a"): 3})
-    assert shown() == ['penstock_group_lag_records{group="g",topic="a"} 3.0']
+    metrics.coordinators.group_lags({("g", "a"): Lag(3, 0)})
+    assert shown() == [
+        'penstock_group_lag_records{group="g",topic="a"} 3.0',
+        'penstock_group_stalled_seconds{group="g",topic="a"} 0.0',
+    ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,6 +99,64 @@ def test_a_query_for_what_is_not_there_is_found() -> None:
     assert check_query("penstock_groups", legend="{{topic}}") != []
     good = 'sum by (le, method) (rate(penstock_request_seconds_bucket{method="Log.Fetch"}[5m]))'
     assert check_query(good, legend="{{method}}") == []
+
+
+def queries(path: Path, title: str) -> list[str]:
+    """Those of one panel, of all clusters, nodes, topics and groups."""
+    (panel,) = [one for one in model(path)["panels"] if one["title"] == title]
+    return [
+        re.sub(r"\$\w+", ".*", target["expr"].replace("$__rate_interval", "1m"))
+        for target in panel["targets"]
+    ]
+
+
+def answers(query: str, series: dict[str, str], expected: dict[str, float], path: Path) -> None:
+    """What a query answers ten minutes after these series began, a sample a minute."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is missing: it is in Debian's package prometheus")
+    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": query, "eval_time": "10m", "exp_samples": samples}],
+    }
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+    done = subprocess.run(
+        [program, "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_group_whose_coordinator_moved_is_one_curve(tmp_path: Path) -> None:
+    (growth,) = queries(GRAFANA / "dashboards/group.json", "How fast the lag grows")
+    lag = 'penstock_group_lag_records{{cluster="main", node="{}", group="billing", topic="orders"}}'
+    answers(
+        growth,
+        {lag.format(1): "0+60x4 stale", lag.format(2): "_x5 300+60x9"},
+        {'{cluster="main", group="billing", topic="orders"}': 1.0},
+        tmp_path / "test.yml",
+    )
+
+
+def test_brokers_are_behind_with_what_the_active_controller_of_their_cluster_has_changed(
+    tmp_path: Path,
+) -> None:
+    (behind,) = queries(
+        GRAFANA / "dashboards/quorum.json", "Brokers behind with the metadata, in entries"
+    )
+    answers(
+        behind,
+        {
+            'penstock_cluster_metadata_index{cluster="main", node="1"}': "48x10",
+            'penstock_cluster_metadata_index{cluster="other", node="1"}': "900x10",
+            'penstock_raft_commit_index{cluster="main", node="1"}': "109x10",
+            'penstock_metadata_index{cluster="main", node="1"}': "48x10",
+            'penstock_metadata_index{cluster="main", node="2"}': "45x10",
+        },
+        {'{cluster="main", node="1"}': 0.0, '{cluster="main", node="2"}': 3.0},
+        tmp_path / "test.yml",
+    )
 
 
 def test_nobody_looks_for_a_metric_that_no_dashboard_and_no_alert_shows() -> None:

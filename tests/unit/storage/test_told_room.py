@@ -92,3 +92,36 @@ def test_metrics_tell_how_much_is_free_and_which_directories_are_full(tmp_path: 
     assert value is not None
     assert math.isnan(value)
     assert full == 0
+
+
+def test_a_controllers_disk_is_shown_unless_its_broker_shows_the_same(tmp_path: Path) -> None:
+    raft, same, other, gone = (tmp_path / name for name in ("raft", "same", "other", "gone"))
+    devices = {raft: 1, same: 1, other: 2}
+
+    def device_of(path: Path) -> int:
+        if path not in devices:
+            raise OSError("no such file or directory")
+        return devices[path]
+
+    def shown(directory: Path, *beside: Path, disk: NoRoom) -> tuple[float | None, ...]:
+        metrics = BrokerMetrics()
+        metrics.storage.watch_metadata_room(directory, beside, device_of, disk)
+        return tuple(
+            metrics.registry.get_sample_value(
+                f"penstock_log_directory_{what}_bytes", {"directory": str(directory)}
+            )
+            for what in ("free", "total")
+        )
+
+    raft.mkdir()
+    disk = NoRoom()
+    disk.free = 7
+    total = disk.total_bytes(raft)
+    assert shown(raft, disk=disk) == (7, total), "there is no broker"
+    assert shown(raft, gone, other, disk=disk) == (7, total), "it has a disk of its own"
+    assert shown(raft, other, same, disk=disk) == (None, None)
+    # One that cannot be looked at may be the one that is full.
+    devices[gone] = 3
+    _, unknown = shown(gone, other, disk=disk)
+    assert unknown is not None
+    assert math.isnan(unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -53,6 +54,20 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         said = refusal(where)
         assert said.startswith(f"tls.{setting}: cannot read {getattr(where, setting)}: No such")
         assert "; name a PEM file that the node's user may read" in said
+
+
+def test_a_file_that_the_nodes_user_may_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    # The tests may run as root, whom nothing is denied.
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    where = files(tmp_path)
+    said = refusal(where)
+    assert said.startswith(f"tls.ca: cannot read {where.ca}: Permission denied; next: have it")
+    assert f" {where.ca}`" in said.partition("`chown ")[2]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\nx\n"])

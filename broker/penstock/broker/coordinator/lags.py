@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import grpc
 import structlog
 from grpc import aio
 
+from penstock.broker.core.group_progress import Committed, GroupProgress, Lag
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.v1 import common_pb2, log_pb2
 from penstock.v1.log_pb2_grpc import LogStub
@@ -22,13 +24,8 @@ _TIMEOUT_S: Final = 5.0
 
 log = structlog.get_logger()
 
-Committed = Mapping[str, Mapping[TopicPartition, int]]
-"""By group the position committed for each partition."""
-
-Lags = dict[tuple[str, str], int]
-"""By group and topic the records that are not committed yet, of all partitions that have a
-position.
-"""
+Lags = dict[tuple[str, str], Lag]
+"""By group and topic how the group stands."""
 
 
 class LocalLogs(Protocol):
@@ -42,8 +39,8 @@ class LocalLogs(Protocol):
 class GroupLags:
     """Compares, now and then, what is committed with where the partitions' leaders end.
 
-    A topic of which one leader does not answer is left out: a sum that lacks a part would look
-    like progress. Used on one event loop.
+    A topic of which one leader does not answer is left out (:class:`GroupProgress`). Used on one
+    event loop.
     """
 
     def __init__(
@@ -56,6 +53,7 @@ class GroupLags:
         open_channel: Callable[[str, int], aio.Channel],
         show: Callable[[Lags], None],
         interval_s: float = INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node_id = node_id
         self._image = image
@@ -64,6 +62,8 @@ class GroupLags:
         self._open_channel = open_channel
         self._show = show
         self._interval_s = interval_s
+        self._clock = clock
+        self._progress = GroupProgress()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -97,16 +97,7 @@ class GroupLags:
             *(self._ends(leader, wanted) for leader, wanted in by_leader.items())
         )
         ends = {partition: end for answer in answers for partition, end in answer.items()}
-        lags: Lags = {}
-        unknown: set[tuple[str, str]] = set()
-        for group_id, positions in committed.items():
-            for partition, offset in positions.items():
-                key = (group_id, partition.topic)
-                if partition in ends:
-                    lags[key] = lags.get(key, 0) + max(0, ends[partition] - offset)
-                else:
-                    unknown.add(key)
-        return {key: lag for key, lag in lags.items() if key not in unknown}
+        return self._progress.look(committed, ends, self._clock())
 
     async def _ends(self, leader: int, wanted: set[TopicPartition]) -> dict[TopicPartition, int]:
         request = log_pb2.ListOffsetsRequest(

@@ -13,6 +13,7 @@ from penstock.broker.service.cluster_admin import (
     DescribeConfigs,
     VersionedControllers,
 )
+from penstock.broker.service.controller_facts import ControllerFacts
 from penstock.broker.service.metadata import unknown_topic
 from penstock.broker.service.reassignments import (
     CATCH_UP_MS,
@@ -21,7 +22,8 @@ from penstock.broker.service.reassignments import (
     ReplicaEnds,
     locate,
 )
-from penstock.v1 import admin_pb2, cluster_pb2, common_pb2, controller_pb2
+from penstock.raft_meta.reports import NodeReports
+from penstock.v1 import admin_pb2, cluster_pb2, common_pb2, controller_pb2, node_pb2
 from penstock.v1.admin_pb2_grpc import AdminServicer as AdminServicerBase
 from penstock.wire.errors import (
     AccessForbiddenError,
@@ -49,18 +51,6 @@ class AdminControllers(VersionedControllers, Protocol):
         ...
 
 
-class NodeReports(Protocol):
-    """What the node tells of itself; penstock.broker.node_facts.NodeFacts is the real one."""
-
-    async def describe(self) -> admin_pb2.DescribeNodeResponse:
-        """Its software, clock, disks and process."""
-        ...
-
-    async def metrics(self) -> str:
-        """Its metrics, as text."""
-        ...
-
-
 class AdminServicer(AdminServicerBase):
     """Forwards, and answers once this broker itself has seen the change."""
 
@@ -73,6 +63,7 @@ class AdminServicer(AdminServicerBase):
         describe_configs: DescribeConfigs,
         *,
         node: NodeReports,
+        ask_controllers: ControllerFacts,
     ) -> None:
         self._node_id = node_id
         self._image = image
@@ -80,6 +71,7 @@ class AdminServicer(AdminServicerBase):
         self._reassignments = Reassignments(image, controllers, replica_ends)
         self._cluster = ClusterAdmin(image, controllers, describe_configs)
         self._node = node
+        self._ask_controllers = ask_controllers
 
     async def CreateTopics(
         self, request: admin_pb2.CreateTopicsRequest, context: Any
@@ -234,17 +226,26 @@ class AdminServicer(AdminServicerBase):
         return await self._cluster.drain_broker(request)
 
     async def DescribeNode(
-        self, request: admin_pb2.DescribeNodeRequest, context: Any
-    ) -> admin_pb2.DescribeNodeResponse:
-        """How this node is."""
-        return await self._node.describe()
+        self, request: node_pb2.DescribeNodeRequest, context: Any
+    ) -> node_pb2.DescribeNodeResponse:
+        """How this node is, or a controller."""
+        if not request.HasField("controller_id"):
+            return await self._node.describe()
+        try:
+            return await self._ask_controllers.describe(request.controller_id)
+        except PenstockError as error:
+            return node_pb2.DescribeNodeResponse(error=error.to_proto())
 
     async def ReadMetrics(
-        self, request: admin_pb2.ReadMetricsRequest, context: Any
-    ) -> admin_pb2.ReadMetricsResponse:
-        """The metrics of this node."""
-        text = await self._node.metrics()
-        return admin_pb2.ReadMetricsResponse(node_id=self._node_id, text=text)
+        self, request: node_pb2.ReadMetricsRequest, context: Any
+    ) -> node_pb2.ReadMetricsResponse:
+        """The metrics of this node, or of a controller."""
+        if not request.HasField("controller_id"):
+            return await self._node.read_metrics()
+        try:
+            return await self._ask_controllers.read_metrics(request.controller_id)
+        except PenstockError as error:
+            return node_pb2.ReadMetricsResponse(error=error.to_proto())
 
     async def _create_topic(
         self, wish: cluster_pb2.CreateTopicCommand, timeout_ms: int

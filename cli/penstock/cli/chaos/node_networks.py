@@ -5,7 +5,6 @@ Another one, of network namespaces, is in ``namespaced``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -174,10 +173,7 @@ def _lay_out(
     return prepare_layout(
         directory,
         nodes=nodes,
-        # Two that are made at the same time find the same ports free: they begin elsewhere.
-        base_port=find_base_port(
-            nodes, first=FIRST_PORT + 100 * (os.getpid() % 9), frames=advertised_host != HOST
-        ),
+        base_port=find_base_port(nodes, first=FIRST_PORT, frames=advertised_host != HOST),
         settings=settings,
         advertised_host=advertised_host,
         has_files_beside=True,
