@@ -43,6 +43,7 @@ from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.controller_facts import ControllerFacts
 from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
+from penstock.broker.service.limits import FromNodes
 from penstock.broker.service.log import LogServicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.outside import ToldOutside
@@ -71,7 +72,7 @@ from penstock.v1 import (
 )
 from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicIdPartition
-from penstock.wire.transport import SERVER_OPTIONS, format_address
+from penstock.wire.transport import NODE_SERVER_OPTIONS, format_address
 
 log = structlog.get_logger()
 
@@ -96,10 +97,12 @@ class Broker:
         tls: NodeTls | None = None,
         *,
         facts: NodeFacts,
+        from_nodes: FromNodes,
         failed_directories: Mapping[Path, str] | None = None,
     ) -> None:
         self._config = config
         self._facts = facts
+        self._from_nodes = from_nodes
         self._live = LiveConfig(config)
         self._cluster_id = cluster_id
         self._tls = tls
@@ -334,7 +337,7 @@ class Broker:
 
     async def _listen(self) -> None:
         config = self._config
-        unfinished = limits.unfinished_requests(config, self._metrics)
+        unfinished = limits.from_clients(config, self._metrics)
         unsent = limits.unsent_answers(config, self._metrics)
         self._undo += [unfinished.stop, unsent.stop]
         served = partial(
@@ -354,6 +357,7 @@ class Broker:
                 marks_in_frames=frames_port > 0,
             ),
             unfinished.call,
+            unsent,
         )
         await self._open("broker", server, config.broker_listen)
         if config.external_listen:
@@ -406,10 +410,14 @@ class Broker:
         """
         if self._tls is None or self._config.tls_client_auth == "required":
             return 0
-        server = aio.server(options=SERVER_OPTIONS)
-        self._add_replication(server, replication_pb2.LocateResponse())
+        server = aio.server(options=NODE_SERVER_OPTIONS)
+        nodes = self._from_nodes
+        self._add_replication(
+            server, replication_pb2.LocateResponse(), nodes.arrivals, nodes.unsent
+        )
         listen = self._config.replication_address
         port = bind(server, listen, setting="replication.listen", tls=self._tls)
+        self._from_nodes.opened(port)
         await server.start()
         self._undo.append(lambda: server.stop(_GRACE_S))
         self._metrics.process.listens("replication", port)
@@ -442,10 +450,12 @@ class Broker:
         self,
         server: aio.Server,
         located: replication_pb2.LocateResponse,
-        arrivals: Arrivals | None = None,
+        arrivals: Arrivals,
+        unsent: Unsent,
     ) -> None:
         nodes_only = NodesOnly(self._authentication, open_methods=frozenset({"Locate"}))
-        guarded: Any = Guarded(server, nodes_only, self._metrics.traffic, arrivals=arrivals)
+        guarded = Guarded(server, nodes_only, self._metrics.traffic, arrivals=arrivals)
+        reads: Any = limits.reads_taken(guarded, unsent)
         replication_pb2_grpc.add_ReplicationServicer_to_server(
             ReplicationServicer(
                 self._replicas,
@@ -453,7 +463,7 @@ class Broker:
                 located,
                 partial(self._metrics.stream_served, "grpc"),
             ),
-            guarded,
+            reads,
         )
         coordination: Any = Guarded(
             server, NodesOnly(self._authentication), self._metrics.traffic, arrivals=arrivals

@@ -91,7 +91,7 @@ def client_server(
     # Not all of a server: what the generated code calls.
     guarded: Any = Guarded(server, meter=meter, tell=tell, arrivals=arrivals)
     add_log_servicer(services.log, guarded)
-    guarded = Taken(guarded, unsent, tell)
+    guarded = Taken(guarded, unsent, tell, services.metadata.answers.encoded)
     metadata_pb2_grpc.add_MetadataServicer_to_server(services.metadata, guarded)
     groups_pb2_grpc.add_GroupsServicer_to_server(services.groups, guarded)
     transactions_pb2_grpc.add_TransactionsServicer_to_server(services.transactions, guarded)

@@ -253,7 +253,8 @@ class NodeConfig:
     )
     connections_max: int = _key(
         2000,
-        "So many connections a port for clients has at most; more are closed at once.",
+        "So many connections a port for clients has at most; more are closed at once. Beyond three "
+        "quarters of it those are closed that have asked for nothing (on Linux).",
         low=10,
         high=1_000_000,
     )
@@ -272,14 +273,16 @@ class NodeConfig:
     )
     unfinished_max_bytes: int = _key(
         256 * 1024 * 1024,
-        "Of requests that clients have sent in part the node keeps so much, of all clients (on "
-        "Linux); connections that have most of it are closed beyond.",
+        "Of requests that are sent in part the node keeps so much, of all clients, and as much "
+        "again of all who come to its ports for nodes (on Linux); connections that have most of it "
+        "are closed beyond.",
         low=1024 * 1024,
     )
     unsent_max_bytes: int = _key(
         192 * 1024 * 1024,
-        "Records that clients asked for and have yet to take, of all clients; the memory is about "
-        "twice that. A quarter of it is for connections that have nothing to take yet.",
+        "Records that clients asked for and have yet to take, of all clients, and as much again of "
+        "metadata that a controller's port tells; the memory is about twice that. A quarter of it "
+        "is for connections that have nothing to take yet.",
         low=4 * 1024 * 1024,
     )
     unsent_connection_max_bytes: int = _key(

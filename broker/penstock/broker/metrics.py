@@ -19,6 +19,22 @@ from penstock.broker.traffic_metrics import TrafficMetrics
 from penstock.wire.errors import ErrorCode, PenstockError
 
 
+class IncomingCounts:
+    """Counts connections that brought no whole requests, and were closed for that."""
+
+    def __init__(self, overfull: Counter, idle: Counter) -> None:
+        self.client_overfull: Final[Callable[[], None]] = overfull.inc
+        self.client_idle: Final[Callable[[], None]] = idle.inc
+
+
+class UnsentCounts:
+    """Counts what was refused, and who was disconnected, since answers were not taken."""
+
+    def __init__(self, refused: Counter, stalled: Counter) -> None:
+        self.answer_refused: Final[Callable[[], None]] = refused.inc
+        self.client_stalled: Final[Callable[[], None]] = stalled.inc
+
+
 class BrokerMetrics:
     """What a node counts and shows; the parts by subject, and here what has none of its own.
 
@@ -106,16 +122,37 @@ class BrokerMetrics:
         self._answers_refused = Counter(
             "penstock_answers_refused",
             "Calls without room for their answer in time, since clients did not take others",
+            ["ports"],
             registry=self.registry,
         )
         self._stalled_clients = Counter(
             "penstock_stalled_clients",
             "Connections that were closed since their clients took nothing of their answers",
+            ["ports"],
+            registry=self.registry,
+        )
+        self._unsent_bytes = Gauge(
+            "penstock_unsent_bytes",
+            "Bytes of answers that are yet to be taken, to fetches and others that are large",
+            ["ports"],
             registry=self.registry,
         )
         self._overfull_clients = Counter(
             "penstock_overfull_clients",
             "Connections that were closed since their clients sent too much of requests in part",
+            ["ports"],
+            registry=self.registry,
+        )
+        self._idle_clients = Counter(
+            "penstock_idle_clients",
+            "Connections that were closed since they asked for nothing, and their port had many",
+            ["ports"],
+            registry=self.registry,
+        )
+        self._unfinished_bytes = Gauge(
+            "penstock_unfinished_bytes",
+            "Bytes of requests that were sent in part, to ports for clients and to those for nodes",
+            ["ports"],
             registry=self.registry,
         )
         for transport in ("frames", "grpc"):
@@ -127,33 +164,25 @@ class BrokerMetrics:
         if uncleanly:
             self._elected_uncleanly.inc()
 
-    def watch_unsent(self, total_bytes: Callable[[], int]) -> None:
-        """Show what clients have yet to take, asked in the metrics' own thread. Once."""
-        Gauge(
-            "penstock_unsent_bytes",
-            "Bytes of answers that clients have yet to take, to fetches and others that are large",
-            registry=self.registry,
-        ).set_function(total_bytes)
+    def watch_unsent(self, ports: str, total_bytes: Callable[[], int]) -> None:
+        """Show what is yet to be taken from these ports, asked in the metrics' own thread. Once."""
+        self._unsent_bytes.labels(ports=ports).set_function(total_bytes)
 
-    def answer_refused(self) -> None:
-        """Count a fetch that there was no room for."""
-        self._answers_refused.inc()
+    def unsent(self, ports: str) -> UnsentCounts:
+        """What counts answers of the ports for ``clients`` or ``nodes`` that nobody takes."""
+        return UnsentCounts(
+            self._answers_refused.labels(ports=ports), self._stalled_clients.labels(ports=ports)
+        )
 
-    def client_stalled(self) -> None:
-        """Count a connection that was closed: its client takes nothing."""
-        self._stalled_clients.inc()
+    def watch_unfinished(self, ports: str, total_bytes: Callable[[], int]) -> None:
+        """Show what is sent in part to these ports, asked in the metrics' own thread. Once."""
+        self._unfinished_bytes.labels(ports=ports).set_function(total_bytes)
 
-    def watch_unfinished(self, total_bytes: Callable[[], int]) -> None:
-        """Show what clients have sent in part, asked in the metrics' own thread. Once."""
-        Gauge(
-            "penstock_unfinished_bytes",
-            "Bytes of requests that clients have sent in part",
-            registry=self.registry,
-        ).set_function(total_bytes)
-
-    def client_overfull(self) -> None:
-        """Count a connection that was closed: it sent too much in part."""
-        self._overfull_clients.inc()
+    def incoming(self, ports: str) -> IncomingCounts:
+        """What counts the connections to ``clients`` or to ``nodes`` that were closed."""
+        return IncomingCounts(
+            self._overfull_clients.labels(ports=ports), self._idle_clients.labels(ports=ports)
+        )
 
     def watch_fenced(self, may_serve: Callable[[], bool]) -> None:
         """Show whether this broker may serve, asked in the metrics' own thread. Once."""

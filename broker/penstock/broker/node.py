@@ -29,6 +29,7 @@ from penstock.broker.node_health import NodeHealth
 from penstock.broker.node_http import AskVerdict, NodePages
 from penstock.broker.quorum_view import QuorumView
 from penstock.broker.readiness import Rollable, why_controller_not_ready
+from penstock.broker.service.limits import FromNodes
 from penstock.broker.stopping import Stop, stop_all
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.connecting import NodeConnector
@@ -67,6 +68,8 @@ class Node:
         self._health = health = NodeHealth()
         self._undo.append(health.stop)
         pages = NodePages(health, metrics.registry)
+        from_nodes = FromNodes(config, metrics, self._links)
+        self._undo.append(from_nodes.stop)
         facts = NodeFacts(config, metrics.registry)
         try:
             tls = self._tls(meta.cluster_id)
@@ -79,6 +82,8 @@ class Node:
                     tls,
                     count_refusal=metrics.controller_refused,
                     meter=metrics.traffic,
+                    arrivals=from_nodes.arrivals,
+                    taken=from_nodes.taken,
                     on_synced=metrics.storage.flush_counts(config.metadata_directory).synced,
                     node=facts,
                 )
@@ -86,6 +91,7 @@ class Node:
                 shown = [path for path in logs if path not in failed]
                 metrics.storage.watch_metadata_room(config.metadata_directory, shown)
                 metrics.process.listens("controller", parse_address(config.controller_listen)[1])
+                from_nodes.opened(parse_address(config.controller_listen)[1])
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
                 use_up_founding(root)
@@ -97,6 +103,7 @@ class Node:
                     meta.cluster_id,
                     metrics,
                     tls,
+                    from_nodes=from_nodes,
                     facts=facts,
                     failed_directories=failed,
                 )
@@ -111,6 +118,10 @@ class Node:
             await self.stop()
             raise
         log.info("started", roles=sorted(config.roles), cluster=meta.cluster_id)
+
+    def _links(self) -> frozenset[str]:
+        """The connections by which other controllers are heard."""
+        return frozenset() if self._controller is None else self._controller.links()
 
     def _metrics(self, cluster_id: str) -> BrokerMetrics:
         """What is measured of this node, sent to Graphite if there is to be one."""

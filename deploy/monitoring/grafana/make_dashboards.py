@@ -206,7 +206,7 @@ BROKER: Final = Dashboard(
         curve(
             "Answers that clients have yet to take",
             "{{node}}",
-            f"penstock_unsent_bytes{{{_NODE}}}",
+            f"sum by (node) (penstock_unsent_bytes{{{_NODE}}})",
             "bytes",
         ),
         Panel(
@@ -217,10 +217,11 @@ BROKER: Final = Dashboard(
             ],
         ),
         Panel(
-            "Requests that clients have sent in part, and clients disconnected for that",
+            "Requests that were sent in part, and connections closed for that",
             [
-                ("bytes: {{node}}", f"penstock_unfinished_bytes{{{_NODE}}}"),
-                ("disconnected: {{node}}", rate("penstock_overfull_clients_total", _NODE, "node")),
+                ("bytes: {{node}}", f"sum by (node) (penstock_unfinished_bytes{{{_NODE}}})"),
+                ("closed: {{node}}", rate("penstock_overfull_clients_total", _NODE, "node")),
+                ("closed idle: {{node}}", rate("penstock_idle_clients_total", _NODE, "node")),
             ],
         ),
         curve("CPU", "{{node}}", rate("process_cpu_seconds_total", _NODE, "node"), "percentunit"),

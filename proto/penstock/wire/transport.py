@@ -39,6 +39,18 @@ SERVER_OPTIONS: Final[list[Option]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
 
+NODE_CONNECTIONS_MAX: Final = 1_000
+"""So many connections a port for nodes alone has at most: each other node has one or two."""
+
+NODE_SERVER_OPTIONS: Final[list[Option]] = [
+    *SERVER_OPTIONS,
+    # Without TLS strangers reach such a port, too. A broker has a few streams to a controller, and
+    # a call for each of an administrator: as many as one client may have. Of a burst on a new
+    # connection gRPC sends all before it hears of the limit, and does not repeat what is refused.
+    ("grpc.max_concurrent_streams", 4_000),
+    ("grpc.max_allowed_incoming_connections", NODE_CONNECTIONS_MAX),
+]
+
 CHANNEL_OPTIONS: Final[list[Option]] = [
     *_COMMON,
     # Retries are ours: only we know which requests may be repeated.

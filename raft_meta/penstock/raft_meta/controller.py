@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
 from grpc import aio
 
 from penstock.raft_meta.active import ControllerShell
+from penstock.raft_meta.arriving import Arrivals
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.credentials import NodeTls
@@ -24,7 +25,7 @@ from penstock.raft_meta.refusals import RefusalCounter, nobody_counts
 from penstock.raft_meta.reports import NodeReports, NothingTold
 from penstock.raft_meta.service import ControllerServicer
 from penstock.v1 import controller_pb2_grpc, raft_pb2_grpc
-from penstock.wire.transport import SERVER_OPTIONS, format_address
+from penstock.wire.transport import NODE_SERVER_OPTIONS, format_address
 
 log = structlog.get_logger()
 
@@ -52,6 +53,8 @@ class ControllerServer:
         *,
         count_refusal: RefusalCounter = nobody_counts,
         meter: Meter | None = None,
+        arrivals: Arrivals | None = None,
+        taken: Callable[[Guarded], Any] | None = None,
         on_synced: SyncObserver = nobody_observes,
         node: NodeReports | None = None,
     ) -> None:
@@ -60,6 +63,8 @@ class ControllerServer:
         self._tls = tls
         self._shell = ControllerShell(config, count_refusal=count_refusal)
         self._meter = meter
+        self._arrivals = arrivals
+        self._taken = taken
         self._elections = Elections()
         self._quorum = RaftQuorum(
             config, self._shell, tls, levels=self._shell.levels, on_synced=on_synced
@@ -78,13 +83,15 @@ class ControllerServer:
         """
         config, tls = self._config, self._tls
         check_exposure(config.listen, tls=tls is not None, insecure_allowed=config.insecure_allowed)
-        server = aio.server(options=SERVER_OPTIONS)
+        server = aio.server(options=NODE_SERVER_OPTIONS)
         self.port = bind(server, config.listen, setting="controller.listen", tls=tls)
         authentication = PeerAuthentication(config.cluster_id, tls=tls is not None)
         guarded: Any = Guarded(
-            server, NodesOnly(authentication, _SPEAKERS), self._meter
+            server, NodesOnly(authentication, _SPEAKERS), self._meter, arrivals=self._arrivals
         )  # What the generated code calls of a server.
         raft_pb2_grpc.add_RaftServicer_to_server(self._quorum.link, guarded)
+        if self._taken is not None:
+            guarded = self._taken(guarded)
         controller_pb2_grpc.add_ControllerServicer_to_server(
             ControllerServicer(config, self._shell, self._quorum, self._node), guarded
         )
@@ -118,6 +125,10 @@ class ControllerServer:
     def status(self) -> QuorumStatus:
         """How this controller sees the quorum."""
         return self._quorum.status()
+
+    def links(self) -> frozenset[str]:
+        """The connections by which other controllers are heard, as gRPC names them."""
+        return self._quorum.link.connections()
 
     def figures(self) -> ControllerFigures:
         """What is measured of this controller. On any thread."""

@@ -197,6 +197,15 @@ def step_to_connect(reason: str) -> str:
     )
 
 
+class _Inlet:
+    """One stream from a peer."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: str) -> None:
+        self.connection = connection
+
+
 class RaftLink(raft_pb2_grpc.RaftServicer):
     """The streams to and from all peers, and the Raft service. One event loop.
 
@@ -231,7 +240,7 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         self._running = False
         self._outlets: dict[int, _Outlet] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._newest: dict[int, object] = {}  # Each peer's incoming stream.
+        self._newest: dict[int, _Inlet] = {}  # Each peer's incoming stream.
         self._refused: set[str] = set()
         self._refusals: dict[int, str] = {}
 
@@ -263,6 +272,11 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
     def connected(self) -> frozenset[int]:
         """Who has a stream to this node."""
         return frozenset(self._newest)
+
+    def connections(self) -> frozenset[str]:
+        """What the streams come by of those that this node wants to reach, as gRPC names it."""
+        newest = self._newest.items()
+        return frozenset(inlet.connection for peer, inlet in newest if peer in self._wanted)
 
     def heard_at(self, peer: int) -> Address | None:
         """Where a peer said that it is; None for one that was not heard, or did not say."""
@@ -324,7 +338,7 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
     ) -> raft_pb2.RaftExchangeResponse:
         """Take one peer's messages, after checking who it says it is."""
         peer = await self._introduce(request_iterator, context)
-        stream = object()
+        stream = _Inlet(context.peer())
         self._newest[peer] = stream
         try:
             async for message in request_iterator:

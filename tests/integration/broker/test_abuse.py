@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -31,6 +32,7 @@ from penstock.v1 import (
     log_pb2_grpc,
     metadata_pb2,
     metadata_pb2_grpc,
+    replication_pb2,
 )
 from penstock.wire.errors import ErrorCode
 from penstock.wire.transport import CHANNEL_OPTIONS
@@ -247,6 +249,30 @@ def test_metadata_that_nobody_takes_are_bounded_too(cluster: Abused, method: str
     wait_until(lambda: cluster.metric("penstock_unsent_bytes") < MIB, "all is free again")
 
 
+def test_what_a_follower_repairs_its_log_by_is_bounded_too(
+    cluster: Abused, honest: HonestClient
+) -> None:
+    """Without TLS whoever knows the cluster's id gets it."""
+    topic = cluster.topic(ABUSED)
+    hello = replication_pb2.FollowerHello(cluster_id=cluster.cluster_id, node_id=9, broker_epoch=1)
+    asked = replication_pb2.ReadBatchesRequest(
+        hello=hello,
+        partition=replication_pb2.ReplicaPartition(topic_id=topic.topic_id, partition=0),
+        leader_epoch=topic.partitions[0].leader_epoch,
+        max_bytes=MIB,
+    )
+    before = cluster.rss_bytes()
+    honest.begin()
+    with Hostile(cluster.address) as hostile:
+        for _ in range(500):
+            hostile.call("/penstock.v1.Replication/ReadBatches", asked.SerializeToString())
+        highest = highest_rss(cluster, hostile.closed.is_set, 60)
+        assert hostile.closed.is_set()
+    tell(f"{before / MIB:.0f} MiB before, {highest / MIB:.0f} MiB at most")
+    assert highest - before < 2 * UNSENT_MAX + 64 * MIB
+    wait_until(lambda: cluster.metric("penstock_unsent_bytes") < MIB, "all is free again")
+
+
 def test_a_client_that_asks_for_more_than_it_takes_is_refused_and_told(cluster: Abused) -> None:
     with Hostile(cluster.address) as hostile:
         for _ in range(300):
@@ -298,26 +324,54 @@ def test_thousands_of_streams_of_one_client_hold_up_nobody(
     assert highest - before < 200 * MIB
 
 
+def at_once(cluster: Abused, ask: Callable[[metadata_pb2_grpc.MetadataStub], Any]) -> float:
+    """Ask 3,000 times at once; the CPU seconds of the node when all of it was answered."""
+
+    async def answers() -> list[object]:
+        options = [*CHANNEL_OPTIONS]
+        async with grpc.aio.insecure_channel(cluster.address, options=options) as channel:
+            stub = metadata_pb2_grpc.MetadataStub(channel)  # type: ignore[no-untyped-call]
+            calls = (ask(stub) for _ in range(3_000))
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    before, begun_s = cluster.rss_bytes(), time.monotonic()
+    had = cluster.process.cpu_times()
+    lost = [answer for answer in asyncio.run(answers()) if isinstance(answer, BaseException)]
+    has = cluster.process.cpu_times()
+    took_s, grown = time.monotonic() - begun_s, (cluster.rss_bytes() - before) / MIB
+    cpu_s = has.user + has.system - had.user - had.system
+    tell(f"3,000 calls in {took_s:.1f} s, {cpu_s:.1f} s of CPU time, {grown:.0f} MiB")
+    assert lost == []
+    return cpu_s
+
+
 def test_three_thousand_calls_at_once_are_all_answered(
     cluster: Abused, honest: HonestClient
 ) -> None:
-    async def ask() -> list[object]:
-        options = [*CHANNEL_OPTIONS]
-        async with grpc.aio.insecure_channel(cluster.address, options=options) as channel:
-            stub = metadata_pb2_grpc.MetadataStub(channel)
-            request = metadata_pb2.DescribeClusterRequest()
-            calls = (stub.DescribeCluster(request, timeout=60) for _ in range(3000))
-            return await asyncio.gather(*calls, return_exceptions=True)
-
-    before = cluster.rss_bytes()
     honest.begin()
-    begun_s = time.monotonic()
-    answers = asyncio.run(ask())
-    took_s = time.monotonic() - begun_s
-    lost = [answer for answer in answers if isinstance(answer, BaseException)]
-    grown = (cluster.rss_bytes() - before) / MIB
-    tell(f"3,000 calls in {took_s:.1f} s, {grown:.0f} MiB; {honest.told()}")
-    assert lost == []
+    at_once(
+        cluster,
+        lambda stub: stub.DescribeCluster(metadata_pb2.DescribeClusterRequest(), timeout=60),
+    )
+    tell(honest.told())
+
+
+def test_metadata_of_many_partitions_are_made_once_for_all_that_ask_at_once(
+    cluster: Abused, honest: HonestClient
+) -> None:
+    """They take little more than other calls, and not twenty times that."""
+    create_topic(cluster, "wide", partitions=1_500, replication_factor=1)
+    wide = metadata_pb2.DescribeTopicsRequest(topics=["wide"])
+    little = at_once(
+        cluster,
+        lambda stub: stub.DescribeCluster(metadata_pb2.DescribeClusterRequest(), timeout=60),
+    )
+    honest.served_more()
+    honest.begin()
+    much = at_once(cluster, lambda stub: stub.DescribeTopics(wide, timeout=60))
+    honest.served_more()
+    tell(honest.told())
+    assert much < 5 * little
 
 
 def test_two_thousand_connections_and_no_more(cluster: Abused, honest: HonestClient) -> None:

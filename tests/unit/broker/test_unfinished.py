@@ -15,7 +15,7 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.core.unfinished import Incoming, too_many
+from penstock.broker.core.unfinished import Incoming, idle, too_many
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.sockets import accepted, address_of, can_tell
@@ -148,15 +148,30 @@ def test_of_those_with_about_the_same_who_waits_longest_goes() -> None:
     assert too_many([quick, slow], 1_500) == [slow]
 
 
+def silent_since(began_s: float) -> Incoming:
+    return Incoming(began_s)
+
+
+def test_of_too_many_connections_those_go_that_asked_for_nothing_the_oldest_first() -> None:
+    asked, old, new = silent_since(0.0), silent_since(1.0), silent_since(2.0)
+    asked.arrived(0)
+    assert idle([new, asked, old], 3) == []
+    assert idle([new, asked, old], 2) == [old]
+    assert idle([new, asked, old], 0) == [old, new]
+
+
 # --- with sockets --------------------------------------------------------------------------------
 
 
 class Counts:
     def __init__(self) -> None:
-        self.overfull = 0
+        self.overfull = self.idle = 0
 
     def client_overfull(self) -> None:
         self.overfull += 1
+
+    def client_idle(self) -> None:
+        self.idle += 1
 
 
 class Pair:
@@ -227,6 +242,49 @@ async def test_who_holds_too_much_is_closed_and_the_others_are_not(
         await eventually(lambda: unfinished.total_bytes < MIB + 65_536, 20)
         assert not busy.ended
         assert not silent.ended
+    await unfinished.stop()
+
+
+async def test_who_is_spared_is_not_closed_for_what_others_sent(listener: socket.socket) -> None:
+    """Each of the others has less than it, and all of them together too much."""
+    counts = Counts()
+    port = listener.getsockname()[1]
+    spared: set[str] = set()
+    unfinished = Unfinished(4 * MIB, lambda: accepted({port}), counts, spared=lambda: spared)
+    unfinished.start()
+    with pairs(listener, 7) as (link, *others):
+        spared.add(link.peer)
+        for one in (link, *others):
+            unfinished.call(one.peer)
+        link.bring(5 * MIB)
+        for one in others:
+            one.bring(MIB - 65_536)
+        await eventually(lambda: counts.overfull > 0, 20)
+        await eventually(lambda: not unfinished._in_doubt, 20)
+        assert not link.ended
+        # Nobody may have more than one request, though.
+        link.bring(61 * MIB)
+        await eventually(lambda: link.ended, 20)
+    await unfinished.stop()
+
+
+async def test_a_port_that_has_few_connections_left_does_without_idle_ones(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.broker.service.unfinished._SEARCH_S", 0.1)
+    counts = Counts()
+    port = listener.getsockname()[1]
+    unfinished = Unfinished(4 * MIB, lambda: accepted({port}), counts, crowd=10)
+    unfinished.start()
+    with pairs(listener, 5) as busy, pairs(listener, 10) as silent:
+        for one in busy:
+            unfinished.call(one.peer)(10)
+        await eventually(lambda: sum(one.ended for one in silent) == 5, 20)
+        assert not any(one.ended for one in busy)
+        assert counts.idle == 5
+        for one in silent:
+            one.close()
+        await eventually(lambda: not unfinished._crowded, 20)
     await unfinished.stop()
 
 

@@ -173,7 +173,7 @@ async def test_both_ports_for_clients_are_bounded(which: int) -> None:
         names = [f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other)]
         config = NodeConfig(broker_listen=names[0], external_listen=names[1])
         unsent = limits.unsent_answers(config, BrokerMetrics())
-        unfinished = limits.unfinished_requests(config, BrokerMetrics())
+        unfinished = limits.from_clients(config, BrokerMetrics())
         with socket.create_connection((one, other)[which].getsockname()) as client:
             accepted = (one, other)[which].accept()[0]
             found = {each.address for each in unfinished._find()}
@@ -184,6 +184,26 @@ async def test_both_ports_for_clients_are_bounded(which: int) -> None:
             accepted.close()
         await unfinished.stop()
         await unsent.stop()
+
+
+async def test_ports_for_nodes_are_looked_after_once_they_are_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        metrics = BrokerMetrics()
+        nodes = limits.FromNodes(NodeConfig(), metrics, frozenset)
+        with socket.create_connection(listener.getsockname()) as stranger:
+            accepted = listener.accept()[0]
+            assert [*nodes._unfinished._find()] == []
+            nodes.opened(listener.getsockname()[1])
+            assert [each.address for each in nodes._unfinished._find()] == [stranger.getsockname()]
+            accepted.close()
+        metrics.incoming("nodes").client_overfull()
+        metrics.unsent("nodes").client_stalled()
+        shown = metrics.registry.get_sample_value
+        assert shown("penstock_overfull_clients_total", {"ports": "nodes"}) == 1
+        assert shown("penstock_unfinished_bytes", {"ports": "nodes"}) == 0
+        assert shown("penstock_stalled_clients_total", {"ports": "nodes"}) == 1
+        assert shown("penstock_unsent_bytes", {"ports": "nodes"}) == 0
+        await nodes.stop()
 
 
 @pytest.mark.parametrize("peer", ["", "unix:/x", "ipv4:nonsense", "ipv4:127.0.0.1:x", "ipv6::1"])

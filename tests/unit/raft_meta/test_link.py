@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -136,3 +137,35 @@ async def test_why_a_node_of_the_settings_was_refused_is_known_until_it_is_not()
     assert len(refusal) <= 300
     await introduce(2, "c")
     assert one.refusals() == {}
+
+
+async def test_the_connections_of_voters_are_known_while_their_streams_last() -> None:
+    voters = {node: ("127.0.0.1", node) for node in (1, 2)}
+    one = RaftLink(
+        node_id=1,
+        cluster_id="c",
+        voters=voters,
+        advertised=voters[1],
+        connector=NodeConnector(None),
+        authentication=PeerAuthentication("c", tls=False),
+        on_message=lambda _peer, _message: None,
+        on_lost=lambda _peer: None,
+    )
+    over = asyncio.Event()
+
+    async def messages(node_id: int) -> AsyncIterator[Message]:
+        yield Message(
+            hello=raft_pb2.RaftHello(
+                cluster_id="c", node_id=node_id, receiver_node_id=1, directory_id=b"d" * 16
+            )
+        )
+        await over.wait()
+
+    stranger = asyncio.create_task(one.Exchange(messages(7), OneCall()))
+    await eventually(lambda: one.connected() == {7})
+    assert one.connections() == frozenset()
+    voter = asyncio.create_task(one.Exchange(messages(2), OneCall()))
+    await eventually(lambda: one.connections() == {"ipv4:127.0.0.1:1"})
+    over.set()
+    await asyncio.gather(stranger, voter)
+    assert one.connections() == frozenset()

@@ -63,6 +63,7 @@ class MetadataImage:
 
     def __init__(self) -> None:
         self.index = -1  # Deltas up to this index are applied; it never goes back.
+        self.version = 0  # Another one with every delta that was taken over.
         self.controller_epoch = -1
         self.controller_id = -1
         self.cluster_id = ""
@@ -88,6 +89,7 @@ class MetadataImage:
         is_older = delta.controller_epoch < self.controller_epoch or delta.index < self.index
         if is_older or (delta.index == self.index and not delta.snapshot):
             return None
+        self.version += 1
         self.index = delta.index
         self.controller_epoch = delta.controller_epoch
         self.controller_id = delta.controller_id

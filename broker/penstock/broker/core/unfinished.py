@@ -32,13 +32,25 @@ _HALVED_S: Final = 600.0
 class Incoming:
     """One connection: ``held_bytes`` is what it has in parts, as far as that is known."""
 
-    __slots__ = ("_allowed", "_looked_s", "_received", "_sent", "held_bytes", "moved_s")
+    __slots__ = (
+        "_allowed",
+        "_looked_s",
+        "_received",
+        "_sent",
+        "began_s",
+        "has_asked",
+        "held_bytes",
+        "moved_s",
+    )
 
     def __init__(self, now_s: float) -> None:
         self._allowed = 0.0
         self._received = 0
         self._sent = 0
         self._looked_s = now_s
+        self.began_s = now_s
+        self.has_asked = False
+        """Whether ever a request of it became whole."""
         self.held_bytes = 0.0
         self.moved_s = now_s
         """When it was last found to have brought whole requests."""
@@ -49,6 +61,7 @@ class Incoming:
 
     def arrived(self, size_bytes: int) -> None:
         """A request of it is whole."""
+        self.has_asked = True
         self._allowed += size_bytes + size_bytes / _PART_OF_REQUEST + _REQUEST_BYTES
 
     def look(self, received_bytes: int, sent_bytes: int, now_s: float) -> None:
@@ -85,3 +98,14 @@ def too_many(connections: Iterable[Incoming], max_bytes: int) -> list[Incoming]:
         chosen.append(each)
         left -= each.held_bytes
     return chosen
+
+
+def idle(connections: Iterable[Incoming], most: int) -> list[Incoming]:
+    """Those to do without, so that no more than ``most`` are left, as far as there are any.
+
+    They have asked for nothing yet. Those that have had longest for it go first.
+    """
+    everybody = [*connections]
+    silent = [each for each in everybody if not each.has_asked]
+    silent.sort(key=lambda each: each.began_s)
+    return silent[: max(0, len(everybody) - most)]

@@ -11,6 +11,7 @@ import grpc
 
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage, Topic
+from penstock.broker.service.kept_answers import KeptAnswers
 from penstock.broker.service.watching import Recent, Touched, Watcher
 from penstock.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from penstock.v1 import cluster_pb2, common_pb2, metadata_pb2
@@ -120,6 +121,8 @@ class MetadataServicer(MetadataServicerBase):
         self._require_founded = require_founded
         self._why_out_of_sync = why_out_of_sync
         self._ensure_topic = ensure_topic
+        self.answers: Final = KeptAnswers(lambda: image.version)
+        """Those to questions that many ask."""
         self._watchers: set[Watcher] = set()
         self._recent = Recent()
 
@@ -161,6 +164,18 @@ class MetadataServicer(MetadataServicerBase):
                 await self._hear(context)
             except PenstockError as error:
                 return metadata_pb2.DescribeTopicsResponse(error=error.to_proto())
+        if request.out_of_sync:  # It takes more than the image to tell.
+            return self._describe(request)
+        return self.answers.answer(
+            metadata_pb2.DescribeTopicsResponse,
+            request.SerializeToString(deterministic=True),
+            lambda: self._describe(request),
+        )
+
+    def _describe(
+        self, request: metadata_pb2.DescribeTopicsRequest
+    ) -> metadata_pb2.DescribeTopicsResponse:
+        image = self._image
         if request.all_topics:
             found = [
                 topic
@@ -282,16 +297,24 @@ class MetadataServicer(MetadataServicerBase):
         names = watcher.topics or {
             topic.name for topic in self._image.topics() if not topic.record.internal
         }
-        response = self._told(frozenset(names), brokers=True)
-        response.everything = True
-        return response
+        return self._told(frozenset(names), brokers=True, everything=True)
 
-    def _told(self, names: frozenset[str], brokers: bool) -> metadata_pb2.WatchResponse:
-        return metadata_pb2.WatchResponse(
-            metadata_index=self._image.index,
-            topics=[self._describe_name(name) for name in sorted(names)],
-            brokers=self._brokers() if brokers else [],
-        )
+    def _told(
+        self, names: frozenset[str], brokers: bool, *, everything: bool = False
+    ) -> metadata_pb2.WatchResponse:
+        ordered = sorted(names)
+
+        def make() -> metadata_pb2.WatchResponse:
+            return metadata_pb2.WatchResponse(
+                metadata_index=self._image.index,
+                topics=[self._describe_name(name) for name in ordered],
+                brokers=self._brokers() if brokers else [],
+                everything=everything,
+            )
+
+        asked = metadata_pb2.WatchRequest(topics=ordered).SerializeToString(deterministic=True)
+        question = bytes((brokers, everything)) + asked
+        return self.answers.answer(metadata_pb2.WatchResponse, question, make)
 
     def _touched_by(self, change: ImageChange) -> Touched:
         ids = {TopicId(record.topic_id) for record in change.partitions} | set(change.topics)

@@ -42,14 +42,16 @@ class Transferred(NamedTuple):
 class Connection:
     """One of them, by its descriptor."""
 
-    __slots__ = ("_descriptor", "_family", "_peer", "address")
+    __slots__ = ("_descriptor", "_family", "_peer", "address", "port")
 
-    def __init__(self, descriptor: int, family: int, peer: Any) -> None:
+    def __init__(self, descriptor: int, family: int, peer: Any, port: int) -> None:
         self._descriptor = descriptor
         self._family = family
         self._peer = peer
         self.address: Address = _plain(peer[0]), peer[1]
         """The peer's, as ``address_of`` has it."""
+        self.port = port
+        """That of ours which it came to."""
 
     def transferred(self) -> Transferred | None:
         """What went through it; None when it is gone."""
@@ -105,8 +107,8 @@ def accepted(ports: Container[int]) -> Iterator[Connection]:
     for number in numbers:
         with contextlib.suppress(OSError, ValueError, IndexError), _borrowed(number) as connection:
             peer = connection.getpeername()
-            if connection.getsockname()[1] in ports:
-                yield Connection(number, connection.family, peer)
+            if (port := connection.getsockname()[1]) in ports:
+                yield Connection(number, connection.family, peer, port)
 
 
 @contextlib.contextmanager

@@ -1,24 +1,28 @@
-"""Requests that clients have sent in part: bounded for all of them, by closing connections.
+"""Connections that bring no whole requests: bounded by closing some of them.
 
 A request is in memory from its first byte on, and gRPC has no bound but that of each. So it is
 looked at what each connection has in parts (penstock.broker.core.unfinished), soon after the
 process has grown and once a second else; and where that is more than there may be, those that have
-most of it are closed.
+most of it are closed. Of connections that never asked for anything some are closed where a port has
+few left, since gRPC turns away whoever comes to a port that has all it may have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
 
-from penstock.broker.core.unfinished import Incoming, too_many
+from penstock.broker.core.unfinished import Incoming, idle, too_many
 from penstock.broker.service.sockets import Address, Connection, address_of
 from penstock.raft_meta.arriving import Arrived
+from penstock.wire.transport import MAX_MESSAGE_BYTES
 
 log = structlog.get_logger()
 
@@ -28,6 +32,9 @@ _GLANCE_S: Final = 0.1
 _LOOK_S: Final = 1.0
 _SEARCH_S: Final = 10.0
 """New connections that have said nothing are found after this, others with the next look."""
+
+_CROWDED_S: Final = 1.0
+"""... and after this while a port has few connections left."""
 
 _SURE_S: Final = 0.05
 """What is whole by now is handed over meanwhile, should this loop have been busy."""
@@ -43,23 +50,42 @@ class UnfinishedObserver(Protocol):
     """What is measured."""
 
     def client_overfull(self) -> None:
-        """A connection was closed."""
+        """A connection was closed that sent too much in part."""
+        ...
+
+    def client_idle(self) -> None:
+        """A connection was closed that asked for nothing, since there were many."""
         ...
 
 
+def _nobody() -> Container[str]:
+    return ()
+
+
 class Unfinished:
-    """All connections of clients. Used on one event loop; ``find`` is called in a thread."""
+    """All connections of some ports. Used on one event loop; ``find`` is called in a thread.
+
+    Of more than ``crowd`` connections of a port those are closed that never brought a request.
+    ``spared`` names peers, as gRPC does, that are not held to account for what all have together:
+    each of them may have one request in part, however large.
+    """
 
     def __init__(
         self,
         max_bytes: int,
         find: Callable[[], Iterable[Connection]],
         observer: UnfinishedObserver,
+        *,
+        crowd: int = sys.maxsize,
+        spared: Callable[[], Container[str]] = _nobody,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_bytes = max_bytes
         self._find = find
         self._observer = observer
+        self._crowd = crowd
+        self._crowded = False
+        self._spared = spared
         self._by_peer: dict[str, Incoming] = {}
         self._by_address: dict[Address, Incoming] = {}
         self._peers: dict[Address, str] = {}
@@ -71,7 +97,7 @@ class Unfinished:
         self._looked_s = self._searched_s = self._loop.time()
         self._looked_bytes = 0
         self._in_doubt = False
-        self._told_s = -_TELL_EVERY_S
+        self._told_s = self._told_idle_s = -_TELL_EVERY_S
         self._total_bytes = 0
 
     @property
@@ -129,7 +155,7 @@ class Unfinished:
         self._timer = self._loop.call_later(delay_s, self._glance)
 
     def _is_search_due(self, now_s: float) -> bool:
-        return now_s - self._searched_s >= _SEARCH_S
+        return now_s - self._searched_s >= (_CROWDED_S if self._crowded else _SEARCH_S)
 
     def _look(self, now_s: float) -> float:
         """Look at all connections; after which time to come again."""
@@ -140,32 +166,46 @@ class Unfinished:
             else:
                 self._by_address[address].look(moved.received_bytes, moved.sent_bytes, now_s)
         self._total_bytes = int(sum(each.held_bytes for each in self._by_address.values()))
-        if self._total_bytes <= self._max_bytes:
+        chosen = too_many(self._answerable(), self._max_bytes)
+        if not chosen:
             self._in_doubt = False
             return _GLANCE_S
         if not self._in_doubt:
             self._in_doubt = True
             return _SURE_S
-        self._close_some(now_s)
+        for connection, incoming in self._closed(chosen):
+            self._tell(connection, incoming, now_s)
         return _SURE_S
 
-    def _close_some(self, now_s: float) -> None:
+    def _answerable(self) -> list[Incoming]:
+        """Those that may be closed for what all have together."""
+        spared = self._spared()
+        return [
+            incoming
+            for address, incoming in self._by_address.items()
+            if incoming.held_bytes > MAX_MESSAGE_BYTES or self._peers.get(address, "") not in spared
+        ]
+
+    def _closed(self, chosen: Iterable[Incoming]) -> Iterator[tuple[Connection, Incoming]]:
+        """Close these; those of them that there still were."""
         addresses = {id(incoming): address for address, incoming in self._by_address.items()}
-        for incoming in too_many(self._by_address.values(), self._max_bytes):
+        for incoming in chosen:
             connection = self._connections.get(addresses[id(incoming)])
             if connection is not None and connection.shut_down():
-                self._tell(connection.address, incoming, now_s)
+                yield connection, incoming
             self._forget(addresses[id(incoming)])
 
-    def _tell(self, address: Address, incoming: Incoming, now_s: float) -> None:
+    def _tell(self, connection: Connection, incoming: Incoming, now_s: float) -> None:
         self._observer.client_overfull()
         if now_s - self._told_s < _TELL_EVERY_S:
             return
         self._told_s = now_s
+        host, number = connection.address
         log.warning(
             "a client that sent too much of requests in part was disconnected",
-            peer=f"{address[0]} port {address[1]}",
+            peer=f"{host} port {number}",
             unfinished_bytes=int(incoming.held_bytes),
+            port=connection.port,
             all_unfinished_bytes=self._total_bytes,
         )
 
@@ -187,6 +227,26 @@ class Unfinished:
             self._by_address[address] = Incoming(self._searched_s)
         for address in known - found.keys():
             self._forget(address)
+        self._make_room(found.values())
+
+    def _make_room(self, found: Iterable[Connection]) -> None:
+        """Close some that asked for nothing, of ports that have few connections left."""
+        by_port: defaultdict[int, list[Incoming]] = defaultdict(list)
+        for connection in found:
+            by_port[connection.port].append(self._by_address[connection.address])
+        self._crowded = any(len(there) > self._crowd for there in by_port.values())
+        for port, there in by_port.items():
+            closed = len([*self._closed(idle(there, self._crowd))])
+            for _ in range(closed):
+                self._observer.client_idle()
+            if closed and self._searched_s - self._told_idle_s >= _TELL_EVERY_S:
+                self._told_idle_s = self._searched_s
+                log.warning(
+                    "connections that asked for nothing were closed, since there are many",
+                    port=port,
+                    closed=closed,
+                    connections=len(there),
+                )
 
     def _listed(self) -> list[Connection]:
         return [*self._find()]

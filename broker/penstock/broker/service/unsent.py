@@ -214,7 +214,7 @@ class Unsent:
                 "was asked for before asking for more, or ask for less at a time (fetch.max.bytes)"
             )
         return (
-            f"clients have {self._total} bytes of this broker's answers to take, and "
+            f"clients have {self._total} bytes of this node's answers to take, and "
             f"unsent.max.bytes is {limits.max_bytes}; next: ask again, and if that does not help "
             "raise unsent.max.bytes as far as the node's memory allows"
         )
