@@ -76,6 +76,13 @@ def test_the_chart_makes_the_same_objects(variant: str) -> None:
         assert charts[key] == one, key
 
 
+def test_an_image_that_hosts_have_is_taken_as_it_is(objects: list[Object]) -> None:
+    """Without a policy Kubernetes pulls `latest` each time, and `make image` pushes it nowhere."""
+    for _, spec in pod_specs(objects):
+        for container in containers(spec):
+            assert container["imagePullPolicy"] == "IfNotPresent"
+
+
 def test_each_component_is_part_of_what_is_tested() -> None:
     names = {path.name for path in (KUBERNETES / "components").iterdir()}
     used: set[str] = set()
