@@ -31,7 +31,7 @@ endif
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-scrape bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
 	transaction-soak bench-chaos-checking chaos-bugs \
-	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants image test-docker deploy-rules upgrade build clean distclean
+	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants image test-docker test-kubernetes deploy-rules upgrade build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -183,7 +183,7 @@ format: $(VENV)/.installed-dev ## Format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-NO_UNITS := tests/simulation tests/integration tests/pipeline tests/docker
+NO_UNITS := tests/simulation tests/integration tests/pipeline tests/docker tests/kubernetes
 
 test-unit: $(VENV)/.installed-dev ## Run the unit, typing, tidiness and packaging tests
 	$(PYTEST) tests $(NO_UNITS:%=--ignore=%) --basetemp=$(VENV)/unit-tmp $(ARGS)
@@ -224,6 +224,11 @@ test-pipeline-queries: $(VENV)/.installed-dev ## Of these all others, on one ses
 # Outside of `test`: it wants an engine, and an image (`make image`), and skips without them.
 test-docker: $(VENV)/.installed-dev ## Run the tests that start nodes in containers
 	$(PYTEST) tests/docker $(ARGS)
+
+# Outside of `test`: it wants a cluster to be tested on (KUBECONFIG) whose hosts have an image
+# (PENSTOCK_TEST_IMAGE), and skips where these are not named.
+test-kubernetes: $(VENV)/.installed-dev ## Run the tests on the Kubernetes that KUBECONFIG names
+	$(PYTEST) tests/kubernetes $(ARGS)
 
 # Drivers, workers and brokers killed while queries write: make pipeline-crashes ROUNDS=20 SEED=7
 pipeline-crashes: $(VENV)/.installed-dev ## Kill drivers, workers and brokers under Spark's sink
