@@ -311,19 +311,21 @@ build: $(VENV)/.installed-dev ## Build the wheel and the source distribution int
 # The image of a node: make image BASE=penstock-base:bookworm. Wheels are built (or fetched) here, by
 # .venv's Python, and the build of the image fetches nothing; BASE has the same Python.
 IMAGE ?= penstock:latest
+# What of Penstock is in it: `broker,chaos` for a pod that runs `penstock chaos`.
+EXTRAS ?= broker
 BASE  ?= python:$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-slim-bookworm
 
-build/image/.fetched: pyproject.toml $(VENV)/.installed-dev
+build/image/.fetched-$(EXTRAS): pyproject.toml $(VENV)/.installed-dev
 	@rm -rf build/image
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation \
-		--wheel-dir build/image/wheels '.[broker]' pip
+		--wheel-dir build/image/wheels '.[$(EXTRAS)]' pip
 	@touch $@
 
-image: build/image/.fetched ## Build the container image (BASE=..., IMAGE=...)
+image: build/image/.fetched-$(EXTRAS) ## Build the container image (BASE=..., IMAGE=..., EXTRAS=...)
 	@rm -f build/image/wheels/penstock-*.whl
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 		--wheel-dir build/image/wheels .
-	docker build --file deploy/docker/Dockerfile --tag $(IMAGE) --build-arg BASE=$(BASE) \
+	docker build --file deploy/docker/Dockerfile --tag $(IMAGE) --build-arg BASE=$(BASE) --build-arg EXTRAS=$(EXTRAS) \
 		--build-arg VERSION=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("penstock"))') \
 		--build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || echo unknown) .
 
