@@ -31,7 +31,7 @@ endif
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-scrape bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
 	transaction-soak bench-chaos-checking chaos-bugs \
-	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants image test-docker deploy-rules upgrade build clean distclean
+	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants image test-docker test-kubernetes deploy-rules upgrade build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -182,7 +182,7 @@ format: $(VENV)/.installed-dev ## Format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-NO_UNITS := tests/simulation tests/integration tests/pipeline tests/docker
+NO_UNITS := tests/simulation tests/integration tests/pipeline tests/docker tests/kubernetes
 
 test-unit: $(VENV)/.installed-dev ## Run the unit, typing, tidiness and packaging tests
 	$(PYTEST) tests $(NO_UNITS:%=--ignore=%) --basetemp=$(VENV)/unit-tmp $(ARGS)
@@ -222,6 +222,11 @@ test-pipeline-queries: $(VENV)/.installed-dev ## Of these all others, on one ses
 # Outside of `test`: it wants an engine, and an image (`make image`), and skips without them.
 test-docker: $(VENV)/.installed-dev ## Run the tests that start nodes in containers
 	$(PYTEST) tests/docker $(ARGS)
+
+# Outside of `test`: it wants a cluster to be tested on (KUBECONFIG) whose hosts have an image
+# (PENSTOCK_TEST_IMAGE), and skips where these are not named.
+test-kubernetes: $(VENV)/.installed-dev ## Run the tests on the Kubernetes that KUBECONFIG names
+	$(PYTEST) tests/kubernetes $(ARGS)
 
 # Drivers, workers and brokers killed while queries write: make pipeline-crashes ROUNDS=20 SEED=7
 pipeline-crashes: $(VENV)/.installed-dev ## Kill drivers, workers and brokers under Spark's sink
@@ -304,19 +309,21 @@ build: $(VENV)/.installed-dev ## Build the wheel and the source distribution int
 # The image of a node: make image BASE=penstock-base:bookworm. Wheels are built (or fetched) here, by
 # .venv's Python, and the build of the image fetches nothing; BASE has the same Python.
 IMAGE ?= penstock:latest
+# What of Penstock is in it: `broker,chaos` for a pod that runs `penstock chaos`.
+EXTRAS ?= broker
 BASE  ?= python:$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-slim-bookworm
 
-build/image/.fetched: pyproject.toml $(VENV)/.installed-dev
+build/image/.fetched-$(EXTRAS): pyproject.toml $(VENV)/.installed-dev
 	@rm -rf build/image
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation \
-		--wheel-dir build/image/wheels '.[broker]' pip
+		--wheel-dir build/image/wheels '.[$(EXTRAS)]' pip
 	@touch $@
 
-image: build/image/.fetched ## Build the container image (BASE=..., IMAGE=...)
+image: build/image/.fetched-$(EXTRAS) ## Build the container image (BASE=..., IMAGE=..., EXTRAS=...)
 	@rm -f build/image/wheels/penstock-*.whl
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 		--wheel-dir build/image/wheels .
-	docker build --file deploy/docker/Dockerfile --tag $(IMAGE) --build-arg BASE=$(BASE) \
+	docker build --file deploy/docker/Dockerfile --tag $(IMAGE) --build-arg BASE=$(BASE) --build-arg EXTRAS=$(EXTRAS) \
 		--build-arg VERSION=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("penstock"))') \
 		--build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || echo unknown) .
 

@@ -106,8 +106,9 @@ def test_all_tests_are_run_each_in_one_part_with_temporary_files_of_its_own() ->
     called = re.findall(r"test-[a-z-]+", recipe[1])
     calls = [call for target in called for call in commands(target)]
     found = Counter(file for call in calls for file in files_of(call))
-    # What wants a container engine, or the whole machine, is a target of its own.
-    apart = [call for target in ("test-docker", "test-chaos") for call in commands(target)]
+    # What wants a container engine, a Kubernetes, or the whole machine, is a target of its own.
+    targets = ("test-docker", "test-kubernetes", "test-chaos")
+    apart = [call for target in targets for call in commands(target)]
     rest = set((ROOT / "tests").rglob("test_*.py")).difference(*map(files_of, apart))
     assert found == Counter(rest)
     places = [word for call in calls for word in call if word.startswith("--basetemp=")]

@@ -76,6 +76,13 @@ def test_the_chart_makes_the_same_objects(variant: str) -> None:
         assert charts[key] == one, key
 
 
+def test_an_image_that_hosts_have_is_taken_as_it_is(objects: list[Object]) -> None:
+    """Without a policy Kubernetes pulls `latest` each time, and `make image` pushes it nowhere."""
+    for _, spec in pod_specs(objects):
+        for container in containers(spec):
+            assert container["imagePullPolicy"] == "IfNotPresent"
+
+
 def test_each_component_is_part_of_what_is_tested() -> None:
     names = {path.name for path in (KUBERNETES / "components").iterdir()}
     used: set[str] = set()
@@ -436,26 +443,63 @@ def test_pods_find_what_they_mount(objects: list[Object]) -> None:
             assert mounted <= set(volumes) | claims
 
 
-def test_the_job_makes_the_last_topic_too(objects: list[Object], tmp_path: Path) -> None:
-    """A file of the user's need not end with a line's end; and what stands there is no pattern."""
+def run_job(objects: list[Object], directory: Path, answer: str) -> tuple[int, list[str]]:
+    """What the Job's container does with the topics in ``directory``: exit status, and its calls.
+
+    ``answer`` is what a `penstock` does in sh that has written its call down.
+    """
     (job,) = of_kind(objects, "Job")
     command = job["spec"]["template"]["spec"]["containers"][0]["command"]
-    (tmp_path / "topics").write_text("orders --partitions 3\n\nold-* --config a=b")
-    (tmp_path / "old-file").touch()
-    program = tmp_path / "penstock"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n')
-    program.chmod(0o755)
-    script = command[-1].replace("/etc/penstock-topics", str(tmp_path))
+    called = directory / "called"
+    called.touch()
+    for name, text in (("penstock", f'echo "$@" >> {called}\n{answer}'), ("sleep", "true")):
+        program = directory / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    script = command[-1].replace("/etc/penstock-topics", str(directory))
     done = subprocess.run(
         [*command[:-1], script],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        cwd=tmp_path,
+        env={"PATH": f"{directory}:/usr/bin:/bin"},
+        cwd=directory,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "called").read_text().splitlines() == [
-        "topics create orders --partitions 3 --if-not-exists",
-        "topics create old-* --config a=b --if-not-exists",
-    ]
+    assert done.stderr == ""
+    return done.returncode, called.read_text().splitlines()
+
+
+def test_the_job_makes_the_last_topic_too(objects: list[Object], tmp_path: Path) -> None:
+    """A file of the user's need not end with a line's end; and what stands there is no pattern."""
+    (tmp_path / "topics").write_text("orders --partitions 3\n\nold-* --config a=b")
+    (tmp_path / "old-file").touch()
+    assert run_job(objects, tmp_path, "true") == (
+        0,
+        [
+            "topics create orders --partitions 3 --if-not-exists",
+            "topics create old-* --config a=b --if-not-exists",
+        ],
+    )
+
+
+def test_the_job_waits_for_a_cluster_that_starts(objects: list[Object], tmp_path: Path) -> None:
+    """A container that fails is tried again by Kubernetes, but after minutes in the end."""
+    (tmp_path / "topics").write_text("one\ntwo\n")
+    status, calls = run_job(objects, tmp_path, f"[ $(wc -l < {tmp_path}/called) -gt 4 ]")
+    assert status == 0
+    assert [call.split()[2] for call in calls] == [*["one"] * 5, "two"]
+
+
+def test_the_job_does_not_try_for_ever(objects: list[Object], tmp_path: Path) -> None:
+    (tmp_path / "topics").write_text("one\ntwo\n")
+    status, calls = run_job(objects, tmp_path, "exit 1")
+    assert status == 1
+    assert 10 < len(calls) < 100
+
+
+def test_the_job_tries_no_misspelt_line_again(objects: list[Object], tmp_path: Path) -> None:
+    (tmp_path / "topics").write_text("one --partition 3\ntwo\n")
+    assert run_job(objects, tmp_path, "exit 2") == (
+        2,
+        ["topics create one --partition 3 --if-not-exists"],
+    )

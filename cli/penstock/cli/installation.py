@@ -1,4 +1,4 @@
-"""Whether nodes can run here: they need more than the command does."""
+"""Whether nodes and the chaos harness can run here: they need more than the command does."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ BROKER_PACKAGES: Final = {
     "uvloop": "uvloop",
 }
 """What the extra ``broker`` installs, each with the module that it brings."""
+
+CHAOS_PACKAGES: Final = {
+    "docker": "docker",
+    "hpack": "hpack",
+    "numpy": "numpy",
+    "orjson": "orjson",
+}
+"""What the extra ``chaos`` installs, likewise."""
+
+
+def missing_for_chaos() -> list[str]:
+    """The packages that `penstock chaos` wants and are not installed."""
+    return [name for name, module in CHAOS_PACKAGES.items() if not _is_installed(module)]
 
 
 def require_broker() -> None:

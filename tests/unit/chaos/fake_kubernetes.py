@@ -61,6 +61,8 @@ class FakeKubernetes:
                 return f"{self._found(path.split('/')[-2])['metadata']['uid']} says\n"
             case "DELETE", path if path.startswith(PODS + "/"):
                 return self._delete_pod(path.rpartition("/")[2], body)
+            case "GET", path if path == POLICIES:
+                return {"kind": "NetworkPolicyList", "items": list(self.policies.values())}
             case "POST", path if path == POLICIES:
                 return self._make_policy(body)
             case "DELETE", path if path == POLICIES:

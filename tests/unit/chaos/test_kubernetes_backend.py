@@ -39,7 +39,9 @@ def kubernetes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubernetes]:
         yield found
 
 
-def backend_for(kubernetes: FakeKubernetes, directory: Path, nodes: int = 3) -> KubernetesBackend:
+def backend_for(
+    kubernetes: FakeKubernetes, directory: Path, nodes: int = 3, *, cuts: bool = False
+) -> KubernetesBackend:
     return KubernetesBackend(
         directory / "cluster",
         nodes,
@@ -47,6 +49,8 @@ def backend_for(kubernetes: FakeKubernetes, directory: Path, nodes: int = 3) -> 
         bootstrap="log:9092",
         namespace="shop",
         selector=SELECTOR,
+        first_id=1,
+        cuts=cuts,
     )
 
 
@@ -120,6 +124,35 @@ def test_others_policies_stay(backend: KubernetesBackend, kubernetes: FakeKubern
     backend.stop()
     backend.stop()
     assert list(kubernetes.policies) == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("selector", "is_in_the_way"),
+    [
+        ({}, True),
+        ({"matchLabels": {"app": "log"}}, True),
+        ({"matchLabels": {"app": "shop"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["log"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["log"]}]}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
+    ],
+)
+def test_a_policy_that_allows_what_is_to_be_cut_is_in_the_way(
+    kubernetes: FakeKubernetes, tmp_path: Path, selector: dict[str, object], *, is_in_the_way: bool
+) -> None:
+    """Policies add up: a partition beside one that allows all would be none."""
+    kubernetes.policies["theirs"] = {
+        "metadata": {"name": "theirs", "labels": {}},
+        "spec": {"podSelector": selector},
+    }
+    backend_for(kubernetes, tmp_path).start()
+    cutting = backend_for(kubernetes, tmp_path, cuts=True)
+    if is_in_the_way:
+        with pytest.raises(ClusterError, match=r"what theirs allows .* next: delete that"):
+            cutting.start()
+    else:
+        cutting.start()
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from penstock.chaos.checkers.registry import common
 from penstock.chaos.checkers.replicas import ReplicasIdentical
-from penstock.chaos.errors import NotHereError, PlanError
+from penstock.chaos.errors import ClusterError, NotHereError, PlanError
 from penstock.chaos.history import HistoryWriter
 from penstock.chaos.nemeses.registry import find_nemesis
 from penstock.chaos.recorder import Recorder
@@ -22,7 +23,7 @@ from penstock.chaos.workloads.churn import next_change
 from penstock.chaos.workloads.compacted import Compacted, delete_retention_ms, entry_of
 from penstock.chaos.workloads.registry import WORKLOADS, find_workload, require_judged
 from penstock.chaos.workloads.retention import BY_SIZE, BY_TIME, Retention
-from penstock.client import ConsumerRecord, TopicPartition
+from penstock.client import AdminClient, ConsumerRecord, TopicPartition
 from tests.unit.chaos.test_claims import Events
 
 NEW = ("churn", "compacted", "register", "retention")
@@ -55,6 +56,29 @@ def test_every_client_can_be_made_and_everything_has_a_checker(name: str) -> Non
         recorder = Recorder(cast(HistoryWriter, Events()), spec.process, 0)
         workload.client(Surroundings("127.0.0.1:1", plan(), spec, Random(1), recorder))
     assert workload.checkers(plan())
+
+
+class Keeping:
+    """Of an AdminClient what making topics needs, at nodes that outlive a run."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def list_topics(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name) for name in self.names]
+
+    def create_topic(self, name: str, **_how: Any) -> None:
+        self.names.append(name)
+
+
+@pytest.mark.parametrize("name", sorted(set(WORKLOADS) - {"churn", "register"}))
+def test_what_an_earlier_run_wrote_is_not_taken_for_this_ones(name: str) -> None:
+    """On pods that run on a second run found duplicates, and records that nobody had written."""
+    admin = Keeping()
+    WORKLOADS[name].prepare(cast(AdminClient, admin), plan())
+    assert admin.names
+    with pytest.raises(ClusterError, match=r"an earlier run left .* next: `penstock topics delete"):
+        WORKLOADS[name].prepare(cast(AdminClient, admin), plan())
 
 
 def test_the_same_seed_changes_topics_in_the_same_way() -> None:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from penstock.cli import topics
 from penstock.cli.app import app
 from penstock.cli.errors import NEXT_STEPS, NODE_STEPS, explain
-from penstock.cli.installation import BROKER_PACKAGES
+from penstock.cli.installation import BROKER_PACKAGES, CHAOS_PACKAGES
 from penstock.cli.settings import Settings
 from penstock.client.descriptions import OutOfSyncReplica, PartitionDescription, TopicDescription
 from penstock.raft_meta.damage import damaged
@@ -504,15 +504,18 @@ def test_without_the_broker_it_says_what_to_install(tmp_path: Path, arguments: l
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_broker_is_looked_for_by_all_that_its_extra_installs() -> None:
+@pytest.mark.parametrize(
+    ("extra", "packages"), [("broker", BROKER_PACKAGES), ("chaos", CHAOS_PACKAGES)]
+)
+def test_all_that_an_extra_installs_is_looked_for(extra: str, packages: dict[str, str]) -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     wanted = {
         re.match(r"[\w-]+", requirement).group()
-        for requirement in project["project"]["optional-dependencies"]["broker"]
+        for requirement in project["project"]["optional-dependencies"][extra]
         if not requirement.startswith("penstock")
     }
-    assert set(BROKER_PACKAGES) == wanted
-    for module in BROKER_PACKAGES.values():
+    assert set(packages) == wanted
+    for module in packages.values():
         assert importlib.util.find_spec(module) is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,22 @@ def test_whatever_is_raised_is_no_broken_promise(
     kept = [path.read_text(encoding="utf-8") for path in tmp_path.glob("penstock-chaos-*.log")]
     assert len(kept) == isinstance(error, ValueError)
     assert all("in carry_out" in text for text in kept)
+
+
+def test_what_the_harness_lacks_is_said_with_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in an image of nodes, which has no need of it."""
+
+    def carry_out(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("No module named 'orjson'", name="orjson")
+
+    monkeypatch.setattr(commands, "carry_out", carry_out)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    done = chaos("run", "--out", tmp_path / "run")
+    assert done.exit_code == 3
+    assert "error: the harness needs packages that are not installed: orjson" in done.stderr
+    assert 'next: pip install "penstock[chaos]"' in done.stderr
 
 
 def test_a_plan_that_is_refused_leaves_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from penstock.chaos.errors import PlanError
+from penstock.chaos.errors import ClusterError, PlanError
 from penstock.chaos.recorder import Recorder
 from penstock.chaos.workloads import ClientSpec, Plan, Surroundings
 from penstock.chaos.workloads.outcomes import is_certain, words_of
@@ -51,8 +51,20 @@ def option(plan: Plan, workload: str, choices: Choices, name: str) -> int:
     return value
 
 
+def require_new(admin: AdminClient, topic: str) -> None:
+    """Raise ClusterError where it is there: nodes that run before and after keep what a run wrote,
+    and the next one would take that for its own.
+    """
+    if any(one.name == topic for one in admin.list_topics()):
+        raise ClusterError(
+            f"the topic {topic} is there already, as an earlier run left it: what is in it would "
+            f"be judged as this run's; next: `penstock topics delete {topic}`"
+        )
+
+
 def make_topic(admin: AdminClient, plan: Plan, topic: str, partitions: int) -> None:
-    """Make it, with as many copies as there can usefully be."""
+    """Make it, with as many copies as there can usefully be. Raises ClusterError where it is."""
+    require_new(admin, topic)
     copies = min(3, plan.nodes)
     admin.create_topic(
         topic,

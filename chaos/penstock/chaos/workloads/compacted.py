@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.chaos.recorder import Recorder
 from penstock.chaos.workloads import Client, ClientSpec, Plan, Surroundings
-from penstock.chaos.workloads.casting import Choices, Pace, option
+from penstock.chaos.workloads.casting import Choices, Pace, option, require_new
 from penstock.chaos.workloads.outcomes import is_certain, words_of
 from penstock.client import (
     AdminClient,
@@ -67,6 +67,7 @@ class Compacted:
 
     def prepare(self, admin: AdminClient, plan: Plan) -> None:
         """Make the topic, of small segments that are cleaned as soon as they may be."""
+        require_new(admin, TOPIC)
         copies = min(3, plan.nodes)
         admin.create_topic(
             TOPIC,

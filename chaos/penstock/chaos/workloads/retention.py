@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.chaos.workloads import Client, ClientSpec, Plan, Surroundings
-from penstock.chaos.workloads.casting import Choices, Producer, option
+from penstock.chaos.workloads.casting import Choices, Producer, option, require_new
 from penstock.chaos.workloads.reader import Reader
 from penstock.client import (
     AdminClient,
@@ -65,6 +65,7 @@ class Retention:
             BY_TIME: {"retention.ms": _option(plan, "retention-ms")},
         }
         for topic, configs in kept.items():
+            require_new(admin, topic)
             admin.create_topic(
                 topic,
                 partitions=_option(plan, "partitions"),

@@ -126,6 +126,7 @@ def _docker(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Clu
 
 
 def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
+    from penstock.chaos.cluster import Capability  # noqa: PLC0415 - not for --help.
     from penstock.chaos.errors import PlanError  # noqa: PLC0415 - not for --help.
     from penstock.cli.chaos.kube_pods import KubePods, pods_within  # noqa: PLC0415 - as above.
     from penstock.cli.chaos.kubernetes_backend import (  # noqa: PLC0415 - as above.
@@ -136,7 +137,7 @@ def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) ->
     known = {
         "api": "",
         "bootstrap": "",
-        "first-id": "1",
+        "first-id": "0",
         "namespace": "default",
         "selector": "app.kubernetes.io/name=penstock",
     }
@@ -160,6 +161,7 @@ def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) ->
         namespace=options["namespace"],
         selector=options["selector"],
         first_id=int(options["first-id"]),
+        cuts=Capability.CUTS in needs,
     )
 
 

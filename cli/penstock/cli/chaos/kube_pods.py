@@ -65,6 +65,11 @@ class KubePods(KubeApi):
         """What a pod's container has written; nothing where it is gone."""
         return self.read("GET", f"/api/v1/namespaces/{namespace}/pods/{name}/log") or b""
 
+    def policies(self, namespace: str) -> Sequence[Mapping[str, Any]]:
+        """All network policies there."""
+        found = self.call("GET", _policies(namespace))
+        return [] if found is None else found["items"]
+
     def make_policy(self, namespace: str, policy: Mapping[str, Any]) -> None:
         """Have a network policy hold."""
         self.call("POST", _policies(namespace), policy)

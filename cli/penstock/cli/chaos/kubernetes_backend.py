@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +65,12 @@ class KubernetesBackend:
         bootstrap: str,
         namespace: str = "default",
         selector: str = "app.kubernetes.io/name=penstock",
-        first_id: int = 1,
+        first_id: int = 0,
+        cuts: bool = False,
     ) -> None:
-        """``first_id`` is the id of the pod with the number 0; the others follow."""
+        """``first_id`` is the id of the pod with the number 0; the others follow. With ``cuts``
+        it is looked at the start whether these can be made.
+        """
         self._directory: Final = directory
         self._wanted: Final = nodes
         self._api: Final = api
@@ -75,6 +78,7 @@ class KubernetesBackend:
         self._namespace: Final = namespace
         self._selector: Final = selector
         self._first_id: Final = first_id
+        self._cuts: Final = cuts
         self._labels: Final = {LABEL: secrets.token_hex(6)}
         self._cut: frozenset[tuple[int, int]] = frozenset()
         self._names: dict[int, str] = {}
@@ -132,17 +136,34 @@ class KubernetesBackend:
     def start(self) -> None:
         """Find the pods, and return when all are ready. Raises ClusterError."""
         try:
-            found = list(self._pods())
+            found = self._pods()
+            if self._cuts:
+                self._check_policies(found.values())
         except FaultError as error:
             raise ClusterError(str(error)) from error
-        if found != list(self.nodes):
+        if list(found) != list(self.nodes):
             raise ClusterError(
-                f"there are pods of the nodes {found} with {self._selector} in the namespace "
+                f"there are pods of the nodes {list(found)} with {self._selector} in the namespace "
                 f"{self._namespace}, and {list(self.nodes)} were expected; next: see --nodes, and "
                 "--backend-set namespace=, selector= and first-id="
             )
         self._directory.mkdir(parents=True, exist_ok=True)
         self.wait_ready(START_S)
+
+    def _check_policies(self, pods: Iterable[Mapping[str, Any]]) -> None:
+        """What one policy allows no other forbids: where some allow anything, ours cut nothing."""
+        labels = [pod["metadata"].get("labels", {}) for pod in pods]
+        others = [
+            str(policy["metadata"]["name"])
+            for policy in self._api.policies(self._namespace)
+            if any(_selects(policy["spec"].get("podSelector", {}), one) for one in labels)
+        ]
+        if others:
+            raise FaultError(
+                f"network policies add up, and what {', '.join(sorted(others))} allows to these "
+                "pods no policy of this run would cut; next: delete that for as long as the run "
+                "takes, or take another --nemesis"
+            )
 
     def stop(self) -> None:
         """Heal what is cut, and gather the logs. Idempotent; the pods run on."""
@@ -329,6 +350,23 @@ def _runs(pod: Mapping[str, Any]) -> bool:
         pod.get("status", {}).get("phase") == "Running"
         and "deletionTimestamp" not in pod["metadata"]
     )
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether a label selector matches."""
+    if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
+        return False
+    for one in selector.get("matchExpressions", []):
+        value = labels.get(one["key"])
+        held = {
+            "In": value in one.get("values", []),
+            "NotIn": value not in one.get("values", []),
+            "Exists": value is not None,
+            "DoesNotExist": value is None,
+        }
+        if not held[one["operator"]]:
+            return False
+    return True
 
 
 def _refuse(what: str, is_asked: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from penstock.cli.errors import EXIT_FAILED, OWN_STEP, explain, report
+from penstock.cli.installation import missing_for_chaos
 from penstock.cli.output import format_count, print_json, print_table
 from penstock.cli.standard_streams import OutputError
 from penstock.wire.errors import PenstockError
@@ -63,12 +64,27 @@ def harness_errors() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         report(f"error: {where}{reason_of(error)}\nnext: see that files there can be used")
         raise typer.Exit(EXIT_UNKNOWN) from error
-    except Exception as error:  # Nobody expected it: of the run nothing is known.
-        report(
-            f"error: the harness broke: {type(error).__name__}: {error}\n"
-            f"next: {_keep_traceback()} says where; please tell Penstock's makers"
-        )
+    except ModuleNotFoundError as error:
+        missing = missing_for_chaos()
+        if error.name not in missing:
+            _report_broken(error)
+        else:
+            report(
+                f"error: the harness needs packages that are not installed: {', '.join(missing)}\n"
+                'next: pip install "penstock[chaos]"; an image has them that was made by '
+                "`make image EXTRAS=broker,chaos`"
+            )
         raise typer.Exit(EXIT_UNKNOWN) from error
+    except Exception as error:  # Nobody expected it: of the run nothing is known.
+        _report_broken(error)
+        raise typer.Exit(EXIT_UNKNOWN) from error
+
+
+def _report_broken(error: Exception) -> None:
+    report(
+        f"error: the harness broke: {type(error).__name__}: {error}\n"
+        f"next: {_keep_traceback()} says where; please tell Penstock's makers"
+    )
 
 
 def _keep_traceback() -> str:

@@ -134,6 +134,7 @@ spec:
       initContainers:
         - name: adopt
           image: {{ include "penstock.image" .root }}
+          imagePullPolicy: IfNotPresent
           args:
             - adopt
             - --config=/etc/penstock/node.toml
@@ -153,6 +154,7 @@ spec:
       containers:
         - name: penstock
           image: {{ include "penstock.image" .root }}
+          imagePullPolicy: IfNotPresent
           args:
             - node
             - --config=/etc/penstock/node.toml
