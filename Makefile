@@ -165,9 +165,10 @@ bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who
 # --- Checking -------------------------------------------------------------------------------------
 
 # Two parts at a time, for there are tests with time limits in all of them, and machines with two
-# cores; the longest come first, so that none is left to run alone for long.
+# cores; the longest come first, so that none is left to run alone for long. A part that fails does
+# not keep the others from being run.
 test: lint types ## Run every check and test there is
-	@$(MAKE) --jobs=2 --output-sync=target test-integration-clients test-unit test-pipeline-queries \
+	@$(MAKE) --keep-going --jobs=2 --output-sync=target test-integration-clients test-unit test-pipeline-queries \
 		test-pipeline-programs test-integration-brokers test-simulation
 
 lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code
