@@ -43,7 +43,15 @@ def format_node(  # noqa: PLR0917 - one parameter for each option.
     )
 
     settings = resolve(ctx, None, output)
-    identity = cluster_id or new_cluster_id()
+    if cluster_id is not None and not cluster_id.strip():
+        # A variable of the shell that is set on another machine: a new id in its place would be
+        # found out at the node's start, or make a second cluster.
+        raise typer.BadParameter(
+            "it is empty: name the cluster's id, which `penstock cluster describe` shows; only "
+            "without the option a new one is made",
+            param_hint="--cluster-id",
+        )
+    identity = new_cluster_id() if cluster_id is None else cluster_id
     # Nobody else can have an id that is made here: the cluster is new.
     may_found = found or cluster_id is None
     fresh = format_directory(data_dir, identity, node_id, may_found=may_found)
