@@ -36,6 +36,7 @@ from penstock.raft_meta.guarding import Encoded
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.raft_quorum import RaftQuorum
+from penstock.raft_meta.reports import NothingTold
 from penstock.raft_meta.rules import replicating
 from penstock.raft_meta.service import ControllerServicer
 from penstock.raft_meta.voter import Voter
@@ -400,7 +401,7 @@ class Process:
         self._make_fail(self.shell)
         self.quorum = RaftQuorum(config, Observed(self, self.shell), levels=self.shell.levels)
         self.shell.bind(self.quorum)
-        self.servicer = ControllerServicer(config, self.shell, self.quorum)
+        self.servicer = ControllerServicer(config, self.shell, self.quorum, NothingTold())
         self.spawn(self._take_part)
 
     def _make_fail(self, shell: ControllerShell) -> None:
