@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.v1 import admin_pb2, admin_pb2_grpc, transactions_pb2, transactions_pb2_grpc
-from penstock.wire.errors import ErrorCode
+from penstock.wire.errors import ErrorCode, error_from_proto
 from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.raw import channel, create_topic
 from tests.integration.transacting import (
@@ -158,8 +158,20 @@ def test_a_transaction_on_a_topic_that_was_deleted_ends(cluster: Cluster) -> Non
 
 
 def delete_topic(cluster: Cluster, name: str) -> None:
+    """Asked again where the controllers changed meanwhile: then it may have been deleted before."""
     address = next(node.address for node in cluster.nodes.values() if node.alive)
-    with channel(address) as opened:
-        request = admin_pb2.DeleteTopicsRequest(names=[name], timeout_ms=10_000)
-        result = admin_pb2_grpc.AdminStub(opened).DeleteTopics(request, timeout=15).results[0]
-    assert not result.HasField("error"), result.error.message
+    asked = 0
+
+    def is_deleted() -> bool:
+        nonlocal asked
+        asked += 1
+        with channel(address) as opened:
+            request = admin_pb2.DeleteTopicsRequest(names=[name], timeout_ms=10_000)
+            result = admin_pb2_grpc.AdminStub(opened).DeleteTopics(request, timeout=15).results[0]
+        if not result.HasField("error"):
+            return True
+        error = error_from_proto(result.error)
+        assert error.retriable, error.message
+        return asked > 1 and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    wait_until(is_deleted, f"{name} is deleted")
