@@ -55,8 +55,7 @@ def doctor(ctx: typer.Context, *, bootstrap: Bootstrap = None, output: Output = 
             {
                 "healthy": not found,
                 "findings": [asdict(finding) for finding in found],
-                "nodes": [_as_json(answer) for answer in picture.answers]
-                + [_controller_as_json(answer) for answer in picture.controllers],
+                "nodes": [_as_json(answer) for answer in picture.everybody],
             }
         )
     else:
@@ -149,22 +148,16 @@ def partition_facts(topic: TopicDescription) -> list[PartitionFacts]:
     ]
 
 
-def _as_json(answer: Answer) -> dict[str, object]:
-    return {
-        "node_id": answer.broker.node_id,
-        "address": answer.address,
-        "resolved": list(answer.resolved),
-        "error": answer.resolve_error or answer.error,
-        "node": asdict(answer.node) if answer.node is not None else None,
-    }
-
-
-def _controller_as_json(answer: ControllerAnswer) -> dict[str, object]:
+def _as_json(answer: Answer | ControllerAnswer) -> dict[str, object]:
+    # A controller is asked through a broker, which looks its name up itself.
+    resolved, unresolved = (
+        (answer.resolved, answer.resolve_error) if isinstance(answer, Answer) else ((), "")
+    )
     return {
         "node_id": answer.node_id,
         "address": answer.address,
-        "resolved": [],
-        "error": answer.error,
+        "resolved": list(resolved),
+        "error": unresolved or answer.error,
         "node": asdict(answer.node) if answer.node is not None else None,
     }
 
