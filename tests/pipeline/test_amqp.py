@@ -153,7 +153,7 @@ def test_a_connection_that_breaks_loses_nothing(queue: Queue, identified: bool) 
         driver.plan_of(2)
         rows = driver.rows()
         cable.cut()
-        # It has noticed: what is done with before that comes again, for its acknowledgement is lost.
+        # It has noticed: what is done with before that comes again, its acknowledgement being lost.
         wait_until(lambda: cable.refused, "the reader tries to connect anew")
         assert driver.rows() == rows
         queue.publish("c", identified=identified)
