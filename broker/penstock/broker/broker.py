@@ -29,7 +29,7 @@ from penstock.broker.measuring import watch_broker
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.node_facts import NodeFacts
 from penstock.broker.peers import Peers
-from penstock.broker.readiness import Rollable
+from penstock.broker.readiness import Picture, Rollable
 from penstock.broker.repair import Repairs
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
@@ -285,7 +285,8 @@ class Broker:
     async def roll_verdict(self) -> RollVerdict:
         """Whether this node may be stopped now; see penstock.broker.core.rolling."""
         link = self._link
-        return await Rollable(self._config.node_id, self._image, link.describe_quorum).verdict()
+        picture = Picture(self._image, link.wait_for_index)
+        return await Rollable(self._config.node_id, picture, link.describe_quorum).verdict()
 
     async def wait_failed(self) -> None:
         """Wait for ever, or raise what makes this broker unfit to go on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.broker.acting import SLICE_S
@@ -24,6 +25,8 @@ from penstock.wire.topic_config import effective_min_isr
 
 QUORUM_MS: Final = 3_000
 """So long the controllers are asked how they stand."""
+_NEWS_MS: Final = 1_000
+"""What was decided is heard of within milliseconds; after so long something is wrong."""
 _BEHIND_ENTRIES: Final = 1_000
 """A controller that has so much still to apply of what is committed is not caught up."""
 
@@ -44,38 +47,65 @@ def why_controller_not_ready(status: QuorumStatus) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A broker's picture of the cluster."""
+
+    image: MetadataImage
+    wait_for_index: Callable[[int, int], Awaitable[None]]
+    """Returns when the image has everything up to an index, or after so many milliseconds."""
+
+
 class Rollable:
     """Says whether this node may be stopped. Used on one event loop.
 
-    ``image`` is None of a controller without a broker: it has no replicas.
+    ``picture`` is None of a controller without a broker: it has no replicas.
     """
 
     def __init__(
-        self, node_id: int, image: MetadataImage | None, describe_quorum: DescribeQuorum
+        self,
+        node_id: int,
+        picture: Picture | None,
+        describe_quorum: DescribeQuorum,
     ) -> None:
         self._node_id = node_id
-        self._image = image
+        self._picture = picture
         self._describe_quorum = describe_quorum
 
     async def verdict(self) -> RollVerdict:
-        """By the rule of penstock.broker.core.rolling, and this node's picture of the cluster."""
-        quorum = await self._quorum()
-        if self._image is None:
+        """By the rule of penstock.broker.core.rolling, and this node's picture of the cluster.
+
+        The picture has all that was decided before the question. By an older one, of before a drain
+        or a death, two nodes could both be told that they may stop.
+        """
+        quorum, decided = await self._quorum()
+        if self._picture is None:
             return judge(self._node_id, (), (), quorum)
-        if self._image.index < 0:
+        await self._picture.wait_for_index(decided, _NEWS_MS)
+        image = self._picture.image
+        known = image.index
+        if known < 0:
             return RollVerdict(
                 [f"node {self._node_id} has not heard of the metadata yet; next: ask again"]
             )
+        if known < decided:
+            behind = (
+                f"node {self._node_id} knows of the metadata up to index {known}, and they have "
+                f"changed up to {decided}; next: ask again; if it stays behind, see its log"
+            )
+            return RollVerdict([behind])
         # Before the partitions, which are collected in slices: what these miss can only be newer.
-        brokers = [broker_standing(record) for record in self._image.brokers.values()]
-        partitions = await self._partitions(self._image)
+        brokers = [broker_standing(record) for record in image.brokers.values()]
+        partitions = await self._partitions(image)
         return judge(self._node_id, partitions, brokers, quorum)
 
-    async def _quorum(self) -> QuorumStanding:
+    async def _quorum(self) -> tuple[QuorumStanding, int]:
+        """How the controllers stand, and up to where the metadata were changed by then."""
         try:
-            return quorum_standing(await self._describe_quorum(QUORUM_MS))
+            quorum = await self._describe_quorum(QUORUM_MS)
         except PenstockError as error:
-            return QuorumStanding((), error.message.partition("; next: ")[0])
+            return QuorumStanding((), error.message.partition("; next: ")[0]), 0
+        return quorum_standing(quorum), quorum.metadata_index
 
     async def _partitions(self, image: MetadataImage) -> list[PartitionStanding]:
         """Those with a replica here, collected so that the loop's other work has its turn."""

@@ -93,12 +93,14 @@ def reasons_now(admin: AdminClient, node: int) -> list[str]:
     Raises BrokerIdNotRegisteredError for a node that is neither a broker nor a controller that
     votes.
     """
-    cluster = admin.describe_cluster()
+    # First, and the rest of brokers that know all that was decided until then: by an older picture,
+    # of before a drain or a death, two nodes could both be told that they may stop.
     quorum = admin.describe_quorum()
+    cluster = admin.describe_cluster(since_index=quorum.metadata_index)
     known = {broker.node_id for broker in cluster.brokers}
     if node not in known | {voter.node_id for voter in quorum.voters}:
         raise BrokerIdNotRegisteredError.among(node, known)
-    topics = admin.list_topics(include_internal=True)
+    topics = admin.list_topics(include_internal=True, since_index=quorum.metadata_index)
     return why_not_roll(
         node,
         [standing for topic in topics for standing in partition_standings(topic)],

@@ -107,9 +107,13 @@ class AdminClient:
         """
         self._run(self._client.delete_topic, name, topic_id=topic_id)
 
-    def list_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
-        """Every topic, by name."""
-        return self._run(self._client.list_topics, include_internal=include_internal)
+    def list_topics(
+        self, *, include_internal: bool = False, since_index: int = 0
+    ) -> list[TopicDescription]:
+        """Every topic, by name; ``since_index`` is as for ``describe_cluster``."""
+        return self._run(
+            self._client.list_topics, include_internal=include_internal, since_index=since_index
+        )
 
     def describe_topics(
         self, names: Iterable[str], *, out_of_sync: bool = False
@@ -197,9 +201,15 @@ class AdminClient:
         """Of these partitions (none: all) those that move, with how far each replica is."""
         return self._run(self._client.list_partition_reassignments, partitions)
 
-    def describe_cluster(self) -> ClusterDescription:
-        """Brokers and the active controller."""
-        return self._run(self._client.describe_cluster)
+    def describe_cluster(self, *, since_index: int = 0) -> ClusterDescription:
+        """Brokers and the active controller.
+
+        Whichever broker answers may lag a moment behind what was decided. With ``since_index``, as
+        ``QuorumDescription.metadata_index`` has it, only one that knows of the metadata up to there
+        is believed: others are asked again, for ``default_api_timeout_ms`` at most, and then
+        NetworkError is raised.
+        """
+        return self._run(self._client.describe_cluster, since_index=since_index)
 
     def describe_quorum(self) -> QuorumDescription:
         """How the controllers stand."""

@@ -82,11 +82,31 @@ class AdminCalls:
         await self._keeper.close()
         await self._cluster.close()
 
-    async def describe_cluster(self) -> ClusterDescription:
-        """Brokers and the active controller."""
+    async def describe_cluster(self, *, since_index: int = 0) -> ClusterDescription:
+        """Brokers and the active controller. See ``AdminClient.describe_cluster``."""
         request = metadata_pb2.DescribeClusterRequest()
-        response = await self._ask("DescribeCluster", request, lambda answer: answer)
-        return admin_values.cluster(response)
+        judge = self._knowing(since_index, lambda answer: answer)
+        return admin_values.cluster(await self._ask("DescribeCluster", request, judge))
+
+    def _knowing(self, since_index: int, judge: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """``judge`` of answers by brokers that know of the metadata up to ``since_index``.
+
+        Another answer raises NetworkError, and who gave it is not asked first again.
+        """
+        wanted = arguments.whole_number("since_index", since_index, 0, arguments.MAX_INT64)
+
+        def judged(answer: Any) -> Any:
+            if answer.metadata_index < wanted:
+                who = self._cluster.doubt_last()
+                raise NetworkError(
+                    f"the broker at {who} knows of the metadata up to index "
+                    f"{answer.metadata_index}, and they have changed up to {wanted}; next: ask "
+                    "again; if it stays behind, see whether it reaches the controllers (`penstock "
+                    "doctor`, and its log)"
+                )
+            return judge(answer)
+
+        return judged
 
     async def _ask(
         self,

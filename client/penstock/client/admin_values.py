@@ -211,6 +211,7 @@ def quorum(proto: controller_pb2.DescribeQuorumResponse) -> QuorumDescription:
         role=_ROLES.get(proto.role, ""),
         last_index=proto.last_index or -1,
         catching_up=quorum_voter(proto.catching_up) if proto.HasField("catching_up") else None,
+        metadata_index=proto.metadata_index,
     )
 
 

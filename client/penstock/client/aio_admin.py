@@ -127,13 +127,16 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin, NodeAdmin, TransactionAdmin
         )
         self._cluster.metadata.forget(name)
 
-    async def list_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
-        """Every topic, by name."""
+    async def list_topics(
+        self, *, include_internal: bool = False, since_index: int = 0
+    ) -> list[TopicDescription]:
+        """Every topic, by name. See ``AdminClient.list_topics``."""
         request = metadata_pb2.DescribeTopicsRequest(
             all_topics=True,
             include_internal=arguments.flag("include_internal", include_internal),
         )
-        response = await self._ask("DescribeTopics", request, _all_described)
+        judge = self._knowing(since_index, _all_described)
+        response = await self._ask("DescribeTopics", request, judge)
         topics = [admin_values.topic(entry) for entry in response.topics]
         return sorted(topics, key=lambda topic: topic.name)
 

@@ -248,6 +248,11 @@ class Cluster:
             raise type(last)(f"{message}; last: {last.message}")
         raise RequestTimedOutError(message)
 
+    def doubt_last(self) -> str:
+        """Do not prefer who answered last any more; its address."""
+        doubted, self._good = self._good, None
+        return "an address that is gone" if doubted is None else format_address(*doubted)
+
     def _candidates(self, avoid: int) -> list[Address]:
         """Whom to ask: who answered last, living brokers, fenced ones, bootstrap addresses."""
         shunned = self.address_of(avoid)

@@ -296,6 +296,8 @@ class QuorumDescription:
     role: str = ""
     last_index: int = -1
     catching_up: QuorumVoter | None = None
+    metadata_index: int = 0
+    """The last change of the metadata that brokers are told of; 0 where that is not told."""
 
     @property
     def tolerated_losses(self) -> int:

@@ -560,6 +560,7 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     CATCHING_UP_FIELD_NUMBER: builtins.int
     FOUNDING_FIELD_NUMBER: builtins.int
+    METADATA_INDEX_FIELD_NUMBER: builtins.int
     SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
     leader_id: builtins.int
     """The leader's node id, or -1."""
@@ -584,6 +585,11 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     """The answering controller's log end. 0: software of before does not say."""
     role: global___QuorumRole.ValueType
     """What the answering controller is in its term."""
+    metadata_index: builtins.int
+    """The last change of the metadata that brokers are told of, where the answering controller is the
+    active one and confirmed: a broker whose metadata_index is less knows of less than was decided.
+    0: it is not, or its software is of before.
+    """
     supported_metadata_version: builtins.int
     """The newest feature level that its software knows."""
     @property
@@ -623,10 +629,11 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
         role: global___QuorumRole.ValueType = ...,
         catching_up: global___QuorumVoter | None = ...,
         founding: global___QuorumFounding | None = ...,
+        metadata_index: builtins.int = ...,
         supported_metadata_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_confirmed", b"_confirmed", "catching_up", b"catching_up", "confirmed", b"confirmed", "founding", b"founding"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_confirmed", b"_confirmed", "answered_by", b"answered_by", "applied_index", b"applied_index", "awaited_node_ids", b"awaited_node_ids", "catching_up", b"catching_up", "commit_index", b"commit_index", "confirmed", b"confirmed", "directory_id", b"directory_id", "founding", b"founding", "last_index", b"last_index", "leader_id", b"leader_id", "role", b"role", "supported_metadata_version", b"supported_metadata_version", "term", b"term", "voters", b"voters", "voters_index", b"voters_index"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_confirmed", b"_confirmed", "answered_by", b"answered_by", "applied_index", b"applied_index", "awaited_node_ids", b"awaited_node_ids", "catching_up", b"catching_up", "commit_index", b"commit_index", "confirmed", b"confirmed", "directory_id", b"directory_id", "founding", b"founding", "last_index", b"last_index", "leader_id", b"leader_id", "metadata_index", b"metadata_index", "role", b"role", "supported_metadata_version", b"supported_metadata_version", "term", b"term", "voters", b"voters", "voters_index", b"voters_index"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_confirmed", b"_confirmed"]) -> typing.Literal["confirmed"] | None: ...
 
 global___DescribeQuorumResponse = DescribeQuorumResponse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.raft_meta.config import ControllerConfig
@@ -24,11 +25,18 @@ _ROLES: Final = {
 
 
 class QuorumServicer:
-    """Who votes, and how far everybody is. One event loop."""
+    """Who votes, and how far everybody is. One event loop.
 
-    def __init__(self, config: ControllerConfig, quorum: Quorum) -> None:
+    ``told_index`` is the index of the last change that brokers are told of; 0 of a controller that
+    is not the active one.
+    """
+
+    def __init__(
+        self, config: ControllerConfig, quorum: Quorum, told_index: Callable[[], int]
+    ) -> None:
         self._config = config
         self._quorum = quorum
+        self._told_index = told_index
 
     async def DescribeQuorum(  # noqa: N802 - gRPC methods are named as in the protocol.
         self,
@@ -66,6 +74,7 @@ class QuorumServicer:
             confirmed=confirmed,
             last_index=status.last_index,
             role=_ROLES[status.role],
+            metadata_index=self._told_index() if confirmed else 0,
             supported_metadata_version=METADATA_VERSION,
         )
         if status.voters is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.rolling import VoterStanding, why_not_roll
-from penstock.broker.readiness import quorum_standing, why_controller_not_ready
+from penstock.broker.readiness import Picture, Rollable, quorum_standing, why_controller_not_ready
 from penstock.raft_meta.quorum import QuorumStatus, Role
+from penstock.v1.cluster_pb2 import BrokerRecord, MetadataDelta, PartitionRecord, TopicRecord
 from penstock.v1.controller_pb2 import DescribeQuorumResponse, QuorumVoter
 
 
@@ -107,3 +110,61 @@ def test_a_leader_that_no_majority_confirms_is_not_believed() -> None:
     assert "no majority of the controllers confirms who leads them" in standing.doubt
     (reason,) = why_not_roll(2, (), (), standing)
     assert reason.startswith(standing.doubt)
+
+
+class Told:
+    """Node 1 of three brokers, in a cluster whose last change is broker 3's drain or fencing."""
+
+    def __init__(self) -> None:
+        self.image = MetadataImage()
+        brokers = [BrokerRecord(node_id=node, broker_epoch=node) for node in (1, 2, 3)]
+        partition = PartitionRecord(
+            topic_id=b"t" * 16, replicas=[1, 3], isr=[1, 3], leader=1, min_insync_replicas=1
+        )
+        self.image.apply(
+            MetadataDelta(
+                index=7,
+                snapshot=True,
+                brokers=brokers,
+                topics=[TopicRecord(name="t", topic_id=b"t" * 16)],
+                partitions=[partition],
+            )
+        )
+        self.news = asyncio.Event()
+        self.waits: list[tuple[int, int]] = []
+        self.waited = asyncio.Event()
+        self.rollable = Rollable(1, Picture(self.image, self.wait), self.describe)
+
+    async def wait(self, index: int, timeout_ms: int) -> None:
+        self.waits.append((index, timeout_ms))
+        self.waited.set()
+        await self.news.wait()
+
+    async def describe(self, _timeout_ms: int) -> DescribeQuorumResponse:
+        answer = quorum()
+        answer.metadata_index = 8
+        return answer
+
+    def hear(self) -> None:
+        fenced = BrokerRecord(node_id=3, broker_epoch=3, fenced=True)
+        self.image.apply(MetadataDelta(index=8, brokers=[fenced]))
+        self.news.set()
+
+
+async def test_a_node_judges_by_all_that_was_decided_before_the_question() -> None:
+    told = Told()
+    asked = asyncio.create_task(told.rollable.verdict())
+    await told.waited.wait()
+    told.hear()
+    [reason] = (await asked).reasons
+    assert "node 1 has the only replica in sync of t-0 (broker 3 is down)" in reason
+    assert told.waits == [(8, 1_000)], "for long enough to hear, and for less than a probe waits"
+
+
+async def test_a_node_that_hears_nothing_more_is_not_believed() -> None:
+    told = Told()
+    told.news.set()  # The time is up.
+    verdict = await told.rollable.verdict()
+    [reason] = verdict.reasons
+    assert "up to index 7, and they have changed up to 8; next: ask again" in reason
+    assert verdict.passes

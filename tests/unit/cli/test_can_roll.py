@@ -11,6 +11,12 @@ from typer.testing import CliRunner
 
 from penstock.cli import can_roll
 from penstock.cli.app import app
+from penstock.client.descriptions import (
+    ClusterDescription,
+    QuorumDescription,
+    QuorumVoter,
+    TopicDescription,
+)
 from penstock.wire.errors import BrokerIdNotRegisteredError, NetworkError, PenstockError
 
 SHORT = "without node 2 fewer replicas are in sync; next: wait until the others are"
@@ -90,3 +96,32 @@ def test_an_outage_that_outlasts_the_wait_is_the_error(monkeypatch: pytest.Monke
     status, said, told = asked.run("--wait", "2")
     assert (status, said) == (1, "")
     assert "error: connection lost" in told
+
+
+class Lagging:
+    """What is asked first, and up to where the rest is to be known."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+
+    def describe_quorum(self) -> QuorumDescription:
+        self.asked.append(("quorum", 0))
+        voters = tuple(QuorumVoter(node, "h", 1, 9) for node in (1, 2, 3))
+        return QuorumDescription(1, 4, 9, 9, voters, 1, confirmed=True, metadata_index=8)
+
+    def describe_cluster(self, *, since_index: int = 0) -> ClusterDescription:
+        self.asked.append(("cluster", since_index))
+        return ClusterDescription("c", 1, 4, since_index, (), 1)
+
+    def list_topics(
+        self, *, include_internal: bool = False, since_index: int = 0
+    ) -> list[TopicDescription]:
+        assert include_internal
+        self.asked.append(("topics", since_index))
+        return []
+
+
+def test_it_goes_by_all_that_was_decided_before() -> None:
+    admin = Lagging()
+    assert can_roll.reasons_now(admin, 2) == []  # type: ignore[arg-type]  # What it asks for.
+    assert admin.asked == [("quorum", 0), ("cluster", 8), ("topics", 8)]

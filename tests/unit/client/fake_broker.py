@@ -318,6 +318,7 @@ class FakeNode:
         self.number = number
         self.port = 0
         self.server: grpc.aio.Server | None = None
+        self.lag_entries = 0  # So much less of the metadata it knows than the others.
 
     async def start(self) -> None:
         self.server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -72,7 +72,7 @@ class FakeServices(
             cluster_id="fake",
             controller_id=1,
             controller_epoch=3,
-            metadata_index=self.cluster.index,
+            metadata_index=self.cluster.index - self.node.lag_entries,
             brokers=self._brokers(),
             answered_by=self.node.number,
         )
@@ -86,7 +86,7 @@ class FakeServices(
         return metadata_pb2.DescribeTopicsResponse(
             topics=[self._describe(name) for name in names],
             brokers=self._brokers(),
-            metadata_index=self.cluster.index,
+            metadata_index=self.cluster.index - self.node.lag_entries,
             cluster_id="fake",
         )
 

@@ -11,6 +11,7 @@ from penstock.client import (
     ClientClosedError,
     ClusterNotFoundedError,
     InvalidRequestError,
+    NetworkError,
     TopicAlreadyExistsError,
     TopicPartition,
     UnknownTopicOrPartitionError,
@@ -93,6 +94,25 @@ async def test_any_living_broker_will_do(cluster: FakeCluster) -> None:
             await cluster.nodes[number].stop()
             described = await asyncio.wait_for(admin.describe_cluster(), 10)
             assert described.answered_by not in range(1, number + 1)
+
+
+async def test_a_broker_that_lags_is_not_believed(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 1)
+    index = cluster.index
+    for behind in (1, 2):
+        cluster.nodes[behind].lag_entries = 1
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        for _ in range(5):
+            assert (await admin.describe_cluster(since_index=index)).answered_by == 3
+            await asyncio.wait_for(admin.list_topics(since_index=index), 10)
+    cluster.nodes[3].lag_entries = 1
+    async with AsyncAdminClient(cluster.bootstrap, default_api_timeout_ms=300) as admin:
+        assert len((await admin.describe_cluster(since_index=index - 1)).brokers) == 3
+        late = rf"up to index {index - 1}, and they have changed up to {index}; next: ask again"
+        with pytest.raises(NetworkError, match=late):
+            await admin.describe_cluster(since_index=index)
+        with pytest.raises(NetworkError, match=late):
+            await admin.list_topics(since_index=index)
 
 
 async def test_group_offsets(cluster: FakeCluster) -> None:

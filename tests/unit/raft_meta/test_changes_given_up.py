@@ -190,7 +190,7 @@ async def test_whoever_hangs_up_gives_the_change_up(quorum: RaftQuorum, tmp_path
         node_id=1, cluster_id="c", data_dir=tmp_path, listen=("", 0), voters={1: ("", 1)}
     )
     server = aio.server()
-    servicer = QuorumServicer(config, quorum)
+    servicer = QuorumServicer(config, quorum, lambda: 0)
     handler = grpc.unary_unary_rpc_method_handler(
         servicer.AlterVoters,
         request_deserializer=controller_pb2.AlterVotersRequest.FromString,

@@ -48,14 +48,16 @@ async def described(quorum: ScriptedQuorum) -> controller_pb2.DescribeQuorumResp
         voters={1: ("127.0.0.1", 1)},
         may_found=True,
     )
-    servicer = QuorumServicer(config, quorum)  # type: ignore[arg-type]  # What it asks for.
+    servicer = QuorumServicer(config, quorum, lambda: 6)  # type: ignore[arg-type]  # What it asks for.
     context: Any = None
     return await servicer.DescribeQuorum(controller_pb2.DescribeQuorumRequest(), context)
 
 
 async def test_a_leader_is_confirmed_by_a_majority_that_it_asks_now() -> None:
     quorum = ScriptedQuorum(Role.LEADER)
-    assert (await described(quorum)).confirmed
+    answer = await described(quorum)
+    assert answer.confirmed
+    assert answer.metadata_index == 6
     [waited_ms] = quorum.reads
     assert waited_ms is not None
     assert waited_ms <= 1_000, "whoever asks waits for it"
@@ -66,6 +68,7 @@ async def test_nobody_else_is_and_nobody_is_asked(role: Role) -> None:
     quorum = ScriptedQuorum(role)
     answer = await described(quorum)
     assert (answer.HasField("confirmed"), answer.confirmed, quorum.reads) == (True, False, [])
+    assert answer.metadata_index == 0, "what it was told may be less than was decided"
 
 
 @pytest.mark.parametrize("refusal", [RequestTimedOutError("cut off"), NotControllerError("gone")])
