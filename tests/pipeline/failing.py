@@ -165,7 +165,7 @@ def dead_once_it_has_committed(victim: int) -> Iterator[None]:
                 lost.append(True)
                 with contextlib.suppress(ProcessLookupError):  # It was the one before this.
                     os.kill(victim, signal.SIGKILL)
-                raise grpc.aio.AioRpcError(
+                raise grpc.aio.AioRpcError(  # type: ignore[call-arg]  # The stubs want more.
                     grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata()
                 )
 

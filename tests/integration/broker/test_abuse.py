@@ -392,7 +392,7 @@ def test_two_thousand_connections_and_no_more(cluster: Abused, honest: HonestCli
 
 def test_an_oversize_request_is_refused_with_the_limit(cluster: Abused) -> None:
     with open_channel(cluster.address, None) as channel:
-        produce_once = channel.unary_unary("/penstock.v1.Log/ProduceOnce")
+        produce_once = channel.unary_unary("/penstock.v1.Log/ProduceOnce")  # type: ignore[call-arg]
         with pytest.raises(grpc.RpcError) as refused:
             produce_once(b"x" * (64 * MIB + 1), timeout=30)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -190,7 +190,7 @@ def test_what_is_for_nodes_is_not_served_outside(cluster: TwoSided) -> None:
     assert inside - outside == nodes_only
     assert {"penstock.v1.Log", "penstock.v1.Admin", "grpc.health.v1.Health"} <= outside
     with cluster.channel_of(OUTSIDE, 1) as channel:
-        locate = channel.unary_unary("/penstock.v1.Replication/Locate")
+        locate = channel.unary_unary("/penstock.v1.Replication/Locate")  # type: ignore[call-arg]
         with pytest.raises(grpc.RpcError) as refused:
             locate(b"", timeout=10)
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED

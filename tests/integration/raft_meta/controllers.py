@@ -139,7 +139,7 @@ class Controllers:
 
     async def close(self) -> None:
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close()  # type: ignore[call-arg]  # The stubs want more.
         self.kill()
 
 

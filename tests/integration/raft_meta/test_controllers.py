@@ -339,7 +339,7 @@ async def test_a_raft_stream_must_introduce_itself(controllers, hello, reason):
     controllers.start(1)
     await until(lambda: controllers.quorum(1))
     async with aio.insecure_channel(f"127.0.0.1:{controllers.ports[1]}") as channel:
-        call = raft_pb2_grpc.RaftStub(channel).Exchange()
+        call = raft_pb2_grpc.RaftStub(channel).Exchange()  # type: ignore[call-arg]
         first = raft_pb2.RaftExchangeRequest(term=1 << 40, term_notice=raft_pb2.TermNotice())
         if hello is not None:
             first = raft_pb2.RaftExchangeRequest(hello=hello)
@@ -359,7 +359,7 @@ async def test_garbage_on_the_port_and_in_the_protocol_is_survived(controllers):
             intruder.sendall(os.urandom(4096))
     peer = next(n for n in controllers.ports if n != node)
     async with aio.insecure_channel(f"127.0.0.1:{controllers.ports[node]}") as channel:
-        raw = channel.stream_unary("/penstock.v1.Raft/Exchange")
+        raw = channel.stream_unary("/penstock.v1.Raft/Exchange")  # type: ignore[call-arg]
         hello = raft_pb2.RaftExchangeRequest(
             hello={
                 "cluster_id": "integration",
@@ -368,7 +368,7 @@ async def test_garbage_on_the_port_and_in_the_protocol_is_survived(controllers):
                 "directory_id": b"d" * 16,
             }
         )
-        call = raw()
+        call = raw()  # type: ignore[call-arg]  # The stubs want more.
         with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(hello.SerializeToString())
             for size in range(200):

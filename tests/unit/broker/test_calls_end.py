@@ -30,11 +30,11 @@ async def test_a_call_that_never_ends_by_itself_is_over_when_the_server_has_stop
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = aio.insecure_channel(f"127.0.0.1:{port}")
-    call = channel.stream_unary("/a.Test/Listen")(speak())
+    call = channel.stream_unary("/a.Test/Listen")(speak())  # type: ignore[call-arg]
     await asyncio.wait_for(begun.wait(), 30)
     await server.stop(0)
     # What is left is the server's, then: the client's end of it is not.
-    await channel.close()
+    await channel.close()  # type: ignore[call-arg]  # The stubs want more.
     await asyncio.wait([asyncio.ensure_future(call.code())])
     await calls_end(30)
     left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -87,7 +87,7 @@ class Controllers:
 
 
 def failed(details: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> aio.AioRpcError:
-    return aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details=details)
+    return aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details, None)
 
 
 LOST = [failed("Socket closed"), failed("Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED)]

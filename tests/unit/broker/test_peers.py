@@ -24,7 +24,7 @@ class _Channel:
     def unary_unary(self, _path: str, **_codecs: Any) -> Any:
         async def call(_request: Any, **settings: float) -> Any:
             assert settings["timeout"] > 0
-            raise aio.AioRpcError(self.status, aio.Metadata(), aio.Metadata(), details="no")
+            raise aio.AioRpcError(self.status, aio.Metadata(), aio.Metadata(), "no", None)
 
         return call
 
@@ -107,7 +107,7 @@ async def test_a_channel_that_failed_is_given_back_and_no_newer_one() -> None:
 
 async def test_a_broker_out_of_reach_is_tried_anew() -> None:
     world = _World()
-    world.failure = aio.AioRpcError(
+    world.failure = aio.AioRpcError(  # type: ignore[call-arg]  # The stubs want more.
         StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), details="nobody there"
     )
     with pytest.raises(NetworkError, match=r"broker 2 at b:9092 .*nobody there"):

@@ -444,13 +444,13 @@ async def test_all_requests_of_all_kinds_of_calls_are_counted() -> None:
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         await LogStub(channel).ProduceOnce(once)
         sizes.append(once.ByteSize())
-        stream = LogStub(channel).Produce()
+        stream = LogStub(channel).Produce()  # type: ignore[call-arg]  # The stubs want more.
         for _ in range(2):
             await stream.write(request)
             await stream.read()
             sizes.append(request.ByteSize())
         await stream.done_writing()
-        copying = ReplicationStub(channel).Fetch()
+        copying = ReplicationStub(channel).Fetch()  # type: ignore[call-arg]  # The stubs want more.
         for _ in range(2):
             await copying.write(push)
             await copying.read()

@@ -46,11 +46,11 @@ def test_every_failure_is_counted_once(steps):
 
 def test_reasons_are_in_words():
     nothing = aio.Metadata()
-    broken = aio.AioRpcError(
+    broken = aio.AioRpcError(  # type: ignore[call-arg]  # The stubs want more.
         grpc.StatusCode.UNAVAILABLE, nothing, nothing, "connection refused: 127.0.0.1:9093"
     )
     assert in_words(broken) == "UNAVAILABLE: connection refused: 127.0.0.1:9093"
-    silent = aio.AioRpcError(grpc.StatusCode.CANCELLED, nothing, nothing)
+    silent = aio.AioRpcError(grpc.StatusCode.CANCELLED, nothing, nothing)  # type: ignore[call-arg]
     assert in_words(silent) == "CANCELLED: no details"
     assert in_words(NotControllerError("ask node 3")) == "ask node 3"
     assert in_words(TimeoutError()) == "no answer in half of broker.session.timeout.ms"
@@ -63,7 +63,7 @@ def test_one_cause_is_said_once_however_grpc_words_it(capsys):
         for _ in range(2):
             untold.failed(
                 1,
-                aio.AioRpcError(
+                aio.AioRpcError(  # type: ignore[call-arg]  # The stubs want more.
                     grpc.StatusCode.DEADLINE_EXCEEDED, aio.Metadata(), aio.Metadata(), details
                 ),
             )

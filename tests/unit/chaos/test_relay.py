@@ -336,8 +336,8 @@ async def test_messages_of_a_name_wait_alone(
     channel: tuple[Relay, grpc.aio.Channel], link: Link
 ) -> None:
     relay, opened = channel
-    produce: Any = opened.stream_stream("/p.v1.Log/Produce")()
-    fetch: Any = opened.unary_unary("/p.v1.Log/Fetch")
+    produce: Any = opened.stream_stream("/p.v1.Log/Produce")()  # type: ignore[call-arg]
+    fetch: Any = opened.unary_unary("/p.v1.Log/Fetch")  # type: ignore[call-arg]
     await produce.write(b"before")
     assert await produce.read() == b"before"
     relay.set_faults({link: LinkFault(hold=("Produce",), hold_ms=3_600_000)})
@@ -358,8 +358,8 @@ async def test_messages_of_a_name_wait_alone(
 async def test_the_answer_to_a_single_call_waits(channel: tuple[Relay, grpc.aio.Channel]) -> None:
     relay, opened = channel
     relay.set_faults({BACK: LinkFault(hold=("AlterPartition",), hold_ms=3_600_000)})
-    alter: Any = opened.unary_unary("/p.v1.Controller/AlterPartition")
-    other: Any = opened.stream_stream("/p.v1.Log/Produce")()
+    alter: Any = opened.unary_unary("/p.v1.Controller/AlterPartition")  # type: ignore[call-arg]
+    other: Any = opened.stream_stream("/p.v1.Log/Produce")()  # type: ignore[call-arg]
     await other.write(b"opened")
     assert await other.read() == b"opened"
     asked = asyncio.ensure_future(alter(b"smaller"))

@@ -242,7 +242,7 @@ def test_arguments_are_looked_at_before_anything_is_asked(
         with pytest.raises(InvalidTransactionalIdError, match="must not be empty"):
             make(background.cluster.bootstrap, "")
         with pytest.raises(ConfigurationError, match="acks"):
-            make(background.cluster.bootstrap, "q", acks=1)
+            make(background.cluster.bootstrap, "q", acks=1)  # type: ignore[call-arg]
     assert not fake.asked
     commits.close()
     with pytest.raises(ClientClosedError):

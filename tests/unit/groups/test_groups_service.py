@@ -41,7 +41,7 @@ async def served(**options: Any) -> AsyncIterator[tuple[World, GroupsStub]]:
         try:
             yield w, GroupsStub(channel)
         finally:
-            await channel.close()
+            await channel.close()  # type: ignore[call-arg]  # The stubs want more.
             await server.stop(None)
 
 
@@ -50,7 +50,7 @@ class Member:
 
     def __init__(self, stub: GroupsStub, member_id: str, group: str = GROUP) -> None:
         self.group, self.member_id = group, member_id
-        self.call: Any = stub.Heartbeat()
+        self.call: Any = stub.Heartbeat()  # type: ignore[call-arg]  # The stubs want more.
 
     async def send(self, epoch: int, **fields: Any) -> None:
         await self.call.write(
@@ -189,7 +189,7 @@ async def test_nonsense_gets_a_typed_error_and_the_stream_goes_on(
     request_: groups_pb2.GroupHeartbeatRequest, expected: ErrorCode
 ) -> None:
     async with served() as (_, stub):
-        call: Any = stub.Heartbeat()
+        call: Any = stub.Heartbeat()  # type: ignore[call-arg]  # The stubs want more.
         for _ in range(2):
             await call.write(request_)
             async with asyncio.timeout(DEADLINE_S):

@@ -173,7 +173,7 @@ _ENGINE_KINDS = {
 @functools.cache
 def _shipped_classes() -> SimpleNamespace:
     """Subclasses of the engine's own, made when it is loaded."""
-    engine = shipped_modules()
+    engine: Any = shipped_modules()
 
     class Peer(engine.node.Node):
         def __reduce__(self) -> tuple[object, ...]:

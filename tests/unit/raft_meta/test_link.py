@@ -100,7 +100,7 @@ async def test_why_a_stream_ended_is_not_forgotten_for_a_write_that_came_too_lat
             (grpc.StatusCode.UNIMPLEMENTED, "Method not found!"),
             (grpc.StatusCode.INTERNAL, "Internal error from Core"),
         ):
-            outlet._complain(aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details=details))
+            outlet._complain(aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details, None))
         assert outlet.failure == "UNIMPLEMENTED: Method not found!"
     finally:
         await outlet.close()

@@ -53,9 +53,11 @@ def test_a_crash_between_snapshot_and_compaction_loses_nothing(lone):
 
 
 @pytest.mark.parametrize("last", [(20, 3), (9, 3)])
-def test_a_crash_between_snapshot_and_journal_of_an_install(lone, last):
+def test_a_crash_between_snapshot_and_journal_of_an_install(
+    lone: Lone, last: tuple[int, int]
+) -> None:
     """The journal ends before the snapshot, or went another way beyond what was committed."""
-    SnapshotStore(lone.directory).save(Snapshot(*last, b"newer"))
+    SnapshotStore(lone.directory).save(Snapshot(last[0], last[1], b"newer"))
     lone.crash()
     lone.step()
     assert lone.log == [last]

@@ -252,7 +252,7 @@ async def test_where_a_log_start_finds_no_room_the_segments_wait(
 
     def full(_state: LocalState) -> None:
         refused.set()
-        raise lmdb.MapFullError
+        raise lmdb.MapFullError("full")
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalState, "write", full)

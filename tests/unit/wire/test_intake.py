@@ -573,7 +573,7 @@ def test_a_sealed_batch_is_the_one_that_is_built(
 @compiled
 def test_a_builder_without_records_has_nothing_to_show() -> None:
     with pytest.raises(BufferError):
-        memoryview(BatchBuilder())  # type: ignore[arg-type] - only the compiled one has a buffer.
+        memoryview(BatchBuilder())  # type: ignore[arg-type]  # Only the compiled one has a buffer.
 
 
 @compiled
