@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.config import NodeConfig
+from penstock.broker.node_health import LIVE_S
 from tests.deploy.objects import ROOT
 
 UNIT = ROOT / "deploy" / "systemd" / "penstock.service"
@@ -54,6 +55,15 @@ def test_a_stop_has_the_time_that_a_node_takes() -> None:
     assert int(unit["TimeoutStopSec"]) >= 2 * longest_s
     page = (OPERATING / "machine.md").read_text(encoding="utf-8")
     assert f"**A stop has {unit['TimeoutStopSec']} s.**" in page
+
+
+def test_a_start_that_recovers_for_long_is_let_and_a_loop_that_hangs_is_ended() -> None:
+    unit = lines()
+    # Only what it is told by the node itself tells the two apart.
+    assert (unit["Type"], unit["TimeoutStartSec"]) == ("notify", "infinity")
+    assert int(unit["WatchdogSec"]) >= 6 * LIVE_S
+    page = (OPERATING / "machine.md").read_text(encoding="utf-8")
+    assert f"for {unit['WatchdogSec']} s" in page
 
 
 def test_a_node_has_descriptors_and_comes_back_unless_its_settings_are_wrong() -> None:

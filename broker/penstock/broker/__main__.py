@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import faulthandler
 import gc
+import io
 import os
 import signal
 import sys
@@ -23,6 +26,7 @@ try:
     from penstock.broker.journal import goes_to_journal, leveled
     from penstock.broker.logs import configure_logs
     from penstock.broker.node import Node
+    from penstock.broker.service_manager import ServiceManager
     from penstock.broker.stopping import ForcedEnd
     from penstock.wire.errors import (
         ConfigurationError,
@@ -101,6 +105,8 @@ def run(
     An error is written to stderr as ``describe`` puts it: one line, unless it is given.
     """
     tune_malloc()
+    with contextlib.suppress(io.UnsupportedOperation):  # Where standard error is no file.
+        faulthandler.enable()  # A watchdog's SIGABRT then shows where each thread was.
     end = ForcedEnd(EXIT_FAILED)
     try:
         config = NodeConfig.load(config_file, os.environ, overrides)
@@ -138,7 +144,10 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     node = Node(config)
+    manager = ServiceManager()
+    telling = asyncio.create_task(manager.keep_told(node.state))
     await node.start()
+    manager.ready()
     # What was made at start lives as long as the process: collections need not look at it.
     gc.collect()
     gc.freeze()
@@ -148,8 +157,10 @@ async def _serve(
         await node.run(stop)
     finally:
         log.info("stopping")
+        manager.stopping()
         begin_stop(node.stop_timeout_s + _FORCE_S)
         await node.stop()
+        telling.cancel()
         await calls_end(_CALLS_END_S)
         log.info("stopped")
 

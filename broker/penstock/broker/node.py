@@ -179,6 +179,10 @@ class Node:
             for task in watched:
                 task.cancel()
 
+    def state(self) -> str:
+        """How it is, in words for people."""
+        return "the node starts" if self._health is None else self._health.state()
+
     @property
     def stop_timeout_s(self) -> float:
         """What ``stop`` takes at most: controlled.shutdown.timeout.ms and 20 seconds."""

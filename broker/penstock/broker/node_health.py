@@ -85,7 +85,16 @@ class NodeHealth:
         except LoopBusyError as error:
             return str(error)
 
+    def state(self) -> str:
+        """How the node is, in words. On the event loop alone."""
+        if self._is_stopping.is_set():
+            return "the node stops"
+        return self.startup() or self._reasons() or "the node serves"
+
     async def _why_not_ready(self) -> str:
+        return self._reasons()
+
+    def _reasons(self) -> str:
         return "; ".join(reason for check in self._checks if (reason := check()))
 
     def ask(self, question: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:

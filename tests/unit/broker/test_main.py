@@ -29,6 +29,9 @@ class PaperNode:
     async def run(self, stop: asyncio.Event) -> None:
         stop.set()
 
+    def state(self) -> str:
+        return "made of paper"
+
     async def stop(self) -> None:
         return
 
