@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -74,10 +75,11 @@ def ask(talk):
         return (time.monotonic() - began) * 1000 if talk.recv(100) else None
     except OSError:
         return None
-def join():
-    return socket.create_connection((sys.argv[1], {PORT}), {PATIENCE_S})
-old = join()
+def join(patience_s={PATIENCE_S}):
+    return socket.create_connection((sys.argv[1], {PORT}), patience_s)
+old = join(30)  # Nothing is cut yet, and machines are busy.
 print(json.dumps(ask(old)), flush=True)
+old.settimeout({PATIENCE_S})
 for line in sys.stdin:
     new_ms = None
     try:
@@ -180,7 +182,12 @@ class Talk:
 
     def __init__(self, net: Namespaces, source: int | str) -> None:
         self._process = run_at(net, source, TALK, net.address(2))
-        assert json.loads(line_of(self._process)) is not None
+
+    def greet(self) -> None:
+        """Wait until it stands."""
+        greeted = line_of(self._process)
+        assert greeted, "it could not connect; its standard error says why"
+        assert json.loads(greeted) is not None
 
     def ask(self, *, old: bool = False) -> tuple[float | None, float | None]:
         """How long an answer took over the old connection and a new one; None without an answer."""
@@ -196,10 +203,14 @@ class Talk:
 
 @pytest.fixture
 def talks(net: Namespaces, echo: None) -> Iterator[dict[int | str, Talk]]:
-    found = {source: Talk(net, source) for source in (1, 3, CLIENTS)}
-    yield found
-    for talk in found.values():
-        talk.close()
+    found: dict[int | str, Talk] = {}
+    with ExitStack() as stack:
+        for source in (1, 3, CLIENTS):
+            found[source] = Talk(net, source)
+            stack.callback(found[source].close)
+        for talk in found.values():
+            talk.greet()
+        yield found
 
 
 def datagrams(net: Namespaces, source: int, target: int, count: int) -> list[int]:

@@ -336,7 +336,8 @@ def test_calls_of_who_has_a_wrong_clock_take_as_long_as_they_may(
 ) -> None:
     disk.preload.set_clock(offset_ms)
     (remaining, _), (late, took) = disk.run(_CALLS_IN_TIME)
-    assert 0 < remaining <= 1
+    # gRPC reckons it from one clock to another, at the cost of milliseconds; not of 3,000 s.
+    assert 0 < remaining < 2
     assert late == "DEADLINE_EXCEEDED"
     assert 0.9 <= took < 4
 
