@@ -208,17 +208,26 @@ test-integration-clients: $(VENV)/.installed-dev ## Of these all others
 test-chaos: $(VENV)/.installed-dev ## Run the harness's loads and families of faults on real nodes
 	$(PYTEST) $(CHAOS_RUNS) $(ARGS)
 
-test-pipeline: $(VENV)/.installed-dev ## Run the tests that start Spark
-	$(PYTEST) tests/pipeline --basetemp=$(VENV)/pipeline-tmp $(ARGS)
+# Half of what a short program on Spark takes is its JVM loading classes. An archive of them is mapped
+# instead, by whichever JVM it fits; the others do without, and say nothing of it.
+SPARK_CLASSES := $(VENV)/spark-classes.jsa
+$(SPARK_CLASSES): tests/pipeline/class_archive.py $(VENV)/.installed-dev
+	$(BIN)/python -m tests.pipeline.class_archive $@
+
+SPARK_PYTEST := SPARK_SUBMIT_OPTS="-XX:SharedArchiveFile=$(abspath $(SPARK_CLASSES)) -Xlog:cds=off \
+	-Xlog:cds+dynamic=off" $(PYTEST)
+
+test-pipeline: $(SPARK_CLASSES) ## Run the tests that start Spark
+	$(SPARK_PYTEST) tests/pipeline --basetemp=$(VENV)/pipeline-tmp $(ARGS)
 
 SPARK_PROGRAMS := $(patsubst %,tests/pipeline/test_%.py,access_log benchmark cloud_metrics cluster \
 	declarative declarative_topics example_programs guide messaging_kill messaging_tls running sink_killed)
 
-test-pipeline-programs: $(VENV)/.installed-dev ## Of these the programs with a Spark of their own
-	$(PYTEST) $(SPARK_PROGRAMS) --basetemp=$(VENV)/programs-tmp $(ARGS)
+test-pipeline-programs: $(SPARK_CLASSES) ## Of these the programs with a Spark of their own
+	$(SPARK_PYTEST) $(SPARK_PROGRAMS) --basetemp=$(VENV)/programs-tmp $(ARGS)
 
-test-pipeline-queries: $(VENV)/.installed-dev ## Of these all others, on one session
-	$(PYTEST) tests/pipeline $(SPARK_PROGRAMS:%=--ignore=%) --basetemp=$(VENV)/queries-tmp $(ARGS)
+test-pipeline-queries: $(SPARK_CLASSES) ## Of these all others, on one session
+	$(SPARK_PYTEST) tests/pipeline $(SPARK_PROGRAMS:%=--ignore=%) --basetemp=$(VENV)/queries-tmp $(ARGS)
 
 # Outside of `test`: it wants an engine, and an image (`make image`), and skips without them.
 test-docker: $(VENV)/.installed-dev ## Run the tests that start nodes in containers

@@ -28,7 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "pipelines" / "access_log"
 BIN = Path(pyspark.__path__[0]) / "bin"
 LINES = 1_500
-SMALL = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+# Of an archive of classes, if there is one, only drivers hear by the environment.
+ARCHIVE = os.environ.get("SPARK_SUBMIT_OPTS", "")
+SMALL = f"-XX:TieredStopAtLevel=1 -XX:-UsePerfData {ARCHIVE}".rstrip()
 
 
 class SparkCluster:
