@@ -48,6 +48,8 @@ EXIT_UNUSABLE = 2
 """A setting or a directory must be mended first, so that starting again is of no use. A port that
 another process holds, or an address that the machine does not have yet, may pass by itself."""
 
+_UNUSABLE = (ConfigurationError, DataDirectoryError, InconsistentClusterIdError)
+
 _GC_THRESHOLDS = (5_000, 10, 10)
 """Collect after 5,000 new objects rather than 700, and the old as much more seldom.
 
@@ -108,22 +110,18 @@ def run(
     with contextlib.suppress(io.UnsupportedOperation):  # Where standard error is no file.
         faulthandler.enable()  # A watchdog's SIGABRT then shows where each thread was.
     end = ForcedEnd(EXIT_FAILED)
+    manager = ServiceManager()
     try:
         config = NodeConfig.load(config_file, os.environ, overrides)
         configure_logs(config.log_format, config.log_level, node=config.node_id)
-        uvloop.run(_serve(config, end.by))
-    except (
-        ConfigurationError,
-        DataDirectoryError,
-        InconsistentClusterIdError,
-    ) as error:
-        _tell(describe(error))
-        return EXIT_UNUSABLE
+        uvloop.run(_serve(config, end, manager))
     except PenstockError as error:
         _tell(describe(error))
-        return EXIT_FAILED
-    except Exception:
+        manager.failed(error.message)
+        return EXIT_UNUSABLE if isinstance(error, _UNUSABLE) else EXIT_FAILED
+    except Exception as error:
         log.exception("the node failed and stops")
+        manager.failed(f"{type(error).__name__}: {error}")
         return EXIT_FAILED
     finally:
         end.called_off()
@@ -136,18 +134,18 @@ def _tell(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-async def _serve(
-    config: NodeConfig, begin_stop: Callable[[float], None] = lambda _timeout_s: None
-) -> None:
+async def _serve(config: NodeConfig, end: ForcedEnd, manager: ServiceManager) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     node = Node(config)
-    manager = ServiceManager()
     telling = asyncio.create_task(manager.keep_told(node.state))
-    await node.start()
-    manager.ready()
+    if not await _is_started(node, stop, end, manager):
+        log.info("stopped")
+        end.now(0)
+        return
+    manager.ready(node.state())
     # What was made at start lives as long as the process: collections need not look at it.
     gc.collect()
     gc.freeze()
@@ -156,13 +154,38 @@ async def _serve(
     try:
         await node.run(stop)
     finally:
-        log.info("stopping")
-        manager.stopping()
-        begin_stop(node.stop_timeout_s + _FORCE_S)
+        _begin_stop(node, end, manager)
         await node.stop()
         telling.cancel()
         await calls_end(_CALLS_END_S)
         log.info("stopped")
+
+
+async def _is_started(
+    node: Node, stop: asyncio.Event, end: ForcedEnd, manager: ServiceManager
+) -> bool:
+    """Start it. False: ``stop`` was set meanwhile, and what had been begun is stopped.
+
+    But a thread may recover logs still. They were not closed, and the next start recovers them.
+    """
+    starting = asyncio.create_task(node.start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        _begin_stop(node, end, manager)
+        starting.cancel()
+    try:
+        await starting
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+def _begin_stop(node: Node, end: ForcedEnd, manager: ServiceManager) -> None:
+    log.info("stopping")
+    manager.stopping("the node stops")
+    end.by(node.stop_timeout_s + _FORCE_S)
 
 
 async def calls_end(timeout_s: float) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
 from typing import Final
+
+import structlog
+
+log = structlog.get_logger()
 
 _LOOK_S: Final = 1.0
 _PATS_A_WATCHDOG: Final = 3
@@ -18,48 +21,75 @@ class ServiceManager:
     """systemd, for a unit of ``Type=notify``; else nobody, and every word is for nothing.
 
     It is told when the node has started and when it stops, in between how it is, and, for the
-    unit's ``WatchdogSec``, that its event loop turns. What cannot be delivered is dropped: a node
-    serves, whether somebody watches it or not. Used on one event loop.
+    unit's ``WatchdogSec``, that its event loop turns. What cannot be delivered holds nothing up
+    and is told again by ``keep_told``. Used on one event loop.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
         self._watchdog_s = _watchdog_s(environment) if self._address else 0.0
-        self._status = ""
+        self._due: list[str] = []  # Words of which none may be lost, and that were not taken yet.
+        self._is_ready = False
+        self._told_status = ""
 
     @property
     def pause_s(self) -> float:
         """How long ``keep_told`` pauses."""
         return min(_LOOK_S, self._watchdog_s / _PATS_A_WATCHDOG) if self._watchdog_s else _LOOK_S
 
-    def ready(self) -> None:
+    def ready(self, status: str) -> None:
         """The node has started, and whoever waits for that may go on."""
-        self._tell("READY=1")
+        self._is_ready = True
+        self._due.append("READY=1")
+        self._tell(status)
 
-    def stopping(self) -> None:
+    def stopping(self, status: str) -> None:
         """The node is about to stop."""
-        self._tell("STOPPING=1")
+        self._due.append("STOPPING=1")
+        self._tell(status)
+
+    def failed(self, why: str) -> None:
+        """The node ends for this reason, which stays to be read."""
+        self._tell(why)
 
     async def keep_told(self, status: Callable[[], str]) -> None:
-        """Say that the loop turns, and how the node is where that has changed; until cancelled."""
+        """Say how the node is, and once it is ready that its loop turns; until cancelled.
+
+        Before that nobody watches the loop: a start has the time that it takes.
+        """
         while self._address:
-            words = ["WATCHDOG=1"] if self._watchdog_s else []
-            now = status().replace("\n", " ")
-            if now != self._status:
-                words.append(f"STATUS={now}")
-                self._status = now
-            if words:
-                self._tell(*words)
+            self._tell(_asked(status), pats=self._is_ready and self._watchdog_s > 0)
             await asyncio.sleep(self.pause_s)
 
-    def _tell(self, *words: str) -> None:
-        if not self._address:
-            return
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+    def _tell(self, status: str, *, pats: bool = False) -> None:
+        status = status.replace("\n", " ")
+        words = [*self._due, *(["WATCHDOG=1"] if pats else [])]
+        if status != self._told_status:
+            words.append(f"STATUS={status}")
+        if words and self._address and _is_sent(self._address, "\n".join(words)):
+            self._due.clear()
+            self._told_status = status
+
+
+def _asked(status: Callable[[], str]) -> str:
+    """Whatever it says; a fault in there must not be taken for a loop that hangs."""
+    try:
+        return status()
+    except Exception:
+        log.exception("the node does not know how it is")
+        return "the node does not know how it is; see its log"
+
+
+def _is_sent(address: str, message: str) -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
             # A manager that does not read must not hold up the loop.
             to.setblocking(False)
-            to.connect(self._address)
-            to.send("\n".join(words).encode())
+            to.connect(address)
+            to.send(message.encode())
+    except OSError:
+        return False
+    return True
 
 
 def _address(named: str) -> str:

@@ -79,6 +79,43 @@ def test_start_stop_and_how_it_is_in_between(manager: Manager, tmp_path: Path) -
         cluster.close()
 
 
+def test_a_start_that_takes_long_is_ended_when_it_is_to_be(
+    manager: Manager, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path, 1)
+    node = cluster.nodes[1]
+    node.module = "tests.integration.operating.slow_start"
+    try:
+        node.start()
+        starts = "STATUS=the node starts: it opens its directories and recovers its logs"
+        wait_until(lambda: starts in manager.heard, "it starts")
+        wait_until(lambda: "controller listens" in node.log.read_text(), "it is in the middle")
+        assert node.stop() == 0
+    finally:
+        cluster.close()
+    wait_until(lambda: "STATUS=the node stops" in manager.heard, "its stop is told")
+    assert "READY=1" not in manager.heard
+    assert not manager.pats
+    # The next start recovers what this one has not.
+    node.module = "penstock.broker"
+    try:
+        cluster.start()
+    finally:
+        cluster.close()
+
+
+def test_why_it_ended_stays_to_be_read(manager: Manager, tmp_path: Path) -> None:
+    node = Cluster(tmp_path, 1).nodes[1]
+    node.config.write_text(node.config.read_text().replace("node.id = 1", "node.id = 7"))
+    node.start()
+    assert node.process is not None
+    assert node.process.wait(30) == 2
+    wait_until(
+        lambda: any(word.startswith("STATUS=") and "node 1" in word for word in manager.heard),
+        "it says why",
+    )
+
+
 def test_one_that_a_watchdog_ends_says_where_it_stood(manager: Manager, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 1)
     node = cluster.nodes[1]

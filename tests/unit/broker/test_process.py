@@ -12,6 +12,8 @@ import pytest
 
 from penstock.broker import __main__ as process
 from penstock.broker.config import NodeConfig
+from penstock.broker.service_manager import ServiceManager
+from penstock.broker.stopping import ForcedEnd
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +47,15 @@ async def test_no_thread_keeps_the_event_loop_waiting_for_long(
         async def stop(self) -> None:
             pass
 
+        def state(self) -> str:
+            return "it serves"
+
     monkeypatch.setattr(process, "Node", Serving)
+    end = ForcedEnd(1)
     try:
-        await process._serve(NodeConfig())
+        await process._serve(NodeConfig(), end, ServiceManager({}))
     finally:
+        end.called_off()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
     [(interval_s, threshold)] = seen

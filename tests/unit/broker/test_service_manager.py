@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +26,14 @@ class Listener:
     def next(self) -> list[str]:
         return self._socket.recv(4096).decode().split("\n")
 
+    def fill(self) -> None:
+        """As if it did not read for long."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+            others.setblocking(False)
+            with suppress(BlockingIOError):
+                for _ in range(100_000):
+                    others.sendto(b"noise", self.address)
+
     def close(self) -> None:
         self._socket.close()
 
@@ -37,26 +45,78 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
     made.close()
 
 
-def test_start_and_stop_are_told(listener: Listener) -> None:
+def test_start_stop_and_failure_are_told_with_how_it_is(listener: Listener) -> None:
     manager = ServiceManager({"NOTIFY_SOCKET": listener.address})
-    manager.ready()
-    manager.stopping()
-    assert [listener.next(), listener.next()] == [["READY=1"], ["STOPPING=1"]]
+    manager.ready("it serves")
+    manager.stopping("it stops")
+    manager.failed("the disk\nis gone")
+    assert [listener.next() for _ in range(3)] == [
+        ["READY=1", "STATUS=it serves"],
+        ["STOPPING=1", "STATUS=it stops"],
+        ["STATUS=the disk is gone"],
+    ]
+
+
+class Told:
+    """Keeps a manager told while it is entered."""
+
+    def __init__(self, manager: ServiceManager, status: Callable[[], str]) -> None:
+        self._task = asyncio.create_task(manager.keep_told(status))
+
+    async def __aenter__(self) -> None:
+        return
+
+    async def __aexit__(self, *_: object) -> None:
+        assert not self._task.done()
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+
+WATCHED = {"WATCHDOG_USEC": "30000"}
 
 
 async def test_the_loop_and_what_has_changed_are_told_again_and_again(listener: Listener) -> None:
-    manager = ServiceManager({"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "30000"})
+    manager = ServiceManager({"NOTIFY_SOCKET": listener.address, **WATCHED})
     assert manager.pause_s == pytest.approx(0.01)
-    states = iter(["it starts", "it starts", "it\nserves"])
-    telling = asyncio.create_task(manager.keep_told(lambda: next(states, "it\nserves")))
-    heard = [await asyncio.to_thread(listener.next) for _ in range(4)]
-    telling.cancel()
-    with suppress(asyncio.CancelledError):
-        await telling
-    assert heard == [
-        ["WATCHDOG=1", "STATUS=it starts"],
+    manager.ready("it serves")
+    states = iter(["it serves", "it serves", "it\nhas lost its leader"])
+    async with Told(manager, lambda: next(states, "it serves")):
+        heard = [await asyncio.to_thread(listener.next) for _ in range(5)]
+    assert heard[1:] == [
         ["WATCHDOG=1"],
+        ["WATCHDOG=1"],
+        ["WATCHDOG=1", "STATUS=it has lost its leader"],
         ["WATCHDOG=1", "STATUS=it serves"],
+    ]
+
+
+async def test_nobody_is_to_watch_a_start(listener: Listener) -> None:
+    manager = ServiceManager({"NOTIFY_SOCKET": listener.address, **WATCHED})
+    states = iter(["it starts", "it starts", "it starts", "it recovers"])
+    async with Told(manager, lambda: next(states, "it recovers")):
+        heard = [await asyncio.to_thread(listener.next) for _ in range(2)]
+    assert heard == [["STATUS=it starts"], ["STATUS=it recovers"]]
+
+
+async def test_a_word_that_was_not_taken_is_told_again(listener: Listener) -> None:
+    manager = ServiceManager({"NOTIFY_SOCKET": listener.address, **WATCHED})
+    listener.fill()
+    manager.ready("it serves")
+    async with Told(manager, lambda: "it serves"):
+        while (heard := await asyncio.to_thread(listener.next)) == ["noise"]:
+            pass
+        assert heard == ["READY=1", "WATCHDOG=1", "STATUS=it serves"]
+        assert await asyncio.to_thread(listener.next) == ["WATCHDOG=1"]
+
+
+async def test_who_does_not_know_how_it_is_lives(listener: Listener) -> None:
+    manager = ServiceManager({"NOTIFY_SOCKET": listener.address, **WATCHED})
+    manager.ready("it serves")
+    async with Told(manager, lambda: str(1 / 0)):
+        heard = [await asyncio.to_thread(listener.next) for _ in range(3)]
+    assert heard[1:] == [
+        ["WATCHDOG=1", "STATUS=the node does not know how it is; see its log"],
         ["WATCHDOG=1"],
     ]
 
@@ -82,18 +142,17 @@ def test_several_pats_come_within_the_watchdogs_time(
 
 async def test_who_has_no_manager_tells_nobody() -> None:
     manager = ServiceManager({"WATCHDOG_USEC": "1000"})
-    manager.ready()
+    manager.ready("it serves")
     await manager.keep_told(lambda: "nobody asks")
-    manager.stopping()
+    manager.stopping("it stops")
 
 
 async def test_a_manager_that_is_gone_or_does_not_read_holds_nothing_up(
     listener: Listener, tmp_path: Path
 ) -> None:
-    ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "nowhere")}).ready()
-    manager = ServiceManager({"NOTIFY_SOCKET": listener.address})
-    for _ in range(10_000):  # More than any queue of datagrams takes.
-        manager.ready()
+    ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "nowhere")}).ready("it serves")
+    listener.fill()
+    ServiceManager({"NOTIFY_SOCKET": listener.address}).ready("it serves")
 
 
 def test_an_abstract_address(tmp_path: Path) -> None:
@@ -101,5 +160,5 @@ def test_an_abstract_address(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(f"\0{name}")
         heard.settimeout(10)
-        ServiceManager({"NOTIFY_SOCKET": f"@{name}"}).ready()
+        ServiceManager({"NOTIFY_SOCKET": f"@{name}"}).ready("")
         assert heard.recv(100) == b"READY=1"
