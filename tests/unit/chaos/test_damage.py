@@ -92,6 +92,7 @@ def test_damage_is_not_healed_by_who_has_read_from_another(
     scene, nemesis = Stage(cluster, FakeAdmin(ends={1: 4})), find_nemesis("flipped-bit")
     one = fault("flipped-bit", where="below", stop="kill")
     held = nemesis.invoke(one, scene)
+    monkeypatch.setattr(damage, "_READ_S", 0.25)
     # Whoever was asked took node 2 for the leader still, and the reader another one.
     monkeypatch.setattr(damage, "_is_read", lambda *_: True)
     with pytest.raises(

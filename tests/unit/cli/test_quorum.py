@@ -164,7 +164,18 @@ def troubled() -> QuorumDescription:
     )
     newcomer = QuorumVoter(5, "10.0.0.5", 10092, 600, silent_ms=3)
     return QuorumDescription(
-        2, 4, 1310, 1309, members, 2, 3, True, "leader", 1312, catching_up=newcomer
+        2,
+        4,
+        1310,
+        1309,
+        members,
+        2,
+        3,
+        True,
+        "leader",
+        1312,
+        catching_up=newcomer,
+        metadata_index=1308,
     )
 
 
@@ -267,7 +278,7 @@ def test_programs_are_told_everything(
     assert told == {
         "confirmed": True, "role": "leader", "last_index": 1312,
         "leader_id": 2, "term": 4, "commit_index": 1310, "applied_index": 1309, "answered_by": 2,
-        "voters_index": 3, "tolerated_losses": 1,
+        "voters_index": 3, "metadata_index": 1308, "tolerated_losses": 1,
     }  # fmt: skip
 
 
