@@ -408,7 +408,7 @@ def test_settings_know_every_package():
     assert sorted(tool["ruff"]["src"]) == TREES
     packages = {f"penstock.{package}" for package in PACKAGES}
     assert set(tool["importlinter"]["root_packages"]) == packages
-    # Without what is generated; of tests it says whether their calls are possible.
+    # Without what is generated; of tests it looks at their calls' arguments.
     assert set(tool["mypy"]["packages"]) == packages - {"penstock.v1"} | {"tests"}
 
 

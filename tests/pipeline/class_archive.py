@@ -28,15 +28,21 @@ spark.stop()
 
 def main(archive: Path) -> None:
     """Run a Spark that does a little of everything, and have its JVM write down what it loaded."""
-    archive.unlink(missing_ok=True)
     made = archive.with_suffix(".new")
-    with tempfile.TemporaryDirectory() as place:
-        _run(Path(place), made)
+    for old in (archive, made):
+        old.unlink(missing_ok=True)
+    why = "Java made none"
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            _run(Path(place), made)
+    except Exception as error:  # Whatever it is: the tests are what finds out what is wrong.
+        why = f"{type(error).__name__}: {error}"
+        made.unlink(missing_ok=True)
     if made.exists():
         made.rename(archive)
     else:
         archive.touch()
-        sys.stderr.write("Java made no archive of classes: the tests of Spark take longer\n")
+        sys.stderr.write(f"no archive of classes, so the tests of Spark take longer: {why}\n")
 
 
 def _run(directory: Path, made: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_known_bug_is_caught(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if bug.faults is not None])
 def test_the_schedule_that_shows_a_bug_does_no_harm_without_it(name: str) -> None:
     bug = BUGS[name]
-    for seed in range(3):  # Not where nothing happens; `make sim` has thousands without any bug.
+    for seed in range(3):
         report = Simulation(seed, bug.faults, only=bug.shown_by, given=bug.given).run()
         assert report.violation is None, str(report)
 

@@ -107,7 +107,7 @@ def run(
     An error is written to stderr as ``describe`` puts it: one line, unless it is given.
     """
     tune_malloc()
-    with contextlib.suppress(io.UnsupportedOperation):  # Where standard error is no file.
+    with contextlib.suppress(io.UnsupportedOperation, RuntimeError):  # Standard error is no file.
         faulthandler.enable()  # A watchdog's SIGABRT then shows where each thread was.
     end = ForcedEnd(EXIT_FAILED)
     manager = ServiceManager()
@@ -125,6 +125,7 @@ def run(
         return EXIT_FAILED
     finally:
         end.called_off()
+        manager.close()
     return 0
 
 
@@ -145,7 +146,7 @@ async def _serve(config: NodeConfig, end: ForcedEnd, manager: ServiceManager) ->
         log.info("stopped")
         end.now(0)
         return
-    manager.ready(node.state())
+    manager.ready(node.state)
     # What was made at start lives as long as the process: collections need not look at it.
     gc.collect()
     gc.freeze()
@@ -172,12 +173,17 @@ async def _is_started(
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    # One that has failed by itself ends with what it failed by, when it has cleared up.
+    gives_up = not starting.done() and not node.has_failed
     if not starting.done():
         _begin_stop(node, end, manager)
+    if gives_up:
         starting.cancel()
     try:
         await starting
     except asyncio.CancelledError:
+        if not gives_up:
+            raise
         return False
     return True
 

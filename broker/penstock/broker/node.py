@@ -53,6 +53,8 @@ class Node:
         self._health: NodeHealth | None = None
         self._locks: list[int] = []
         self._undo: list[Stop] = []  # What to stop, in order of start.
+        self.has_failed = False
+        """Its start is given up, and what had been begun is being stopped."""
 
     async def start(self) -> None:
         """Check the directories and start the roles. Raises typed errors; nothing is left open."""
@@ -114,10 +116,19 @@ class Node:
             elif config.metrics_listen:
                 pages.roll_verdict = self._of_a_controller_alone(tls)
             health.started()
-        except BaseException:
-            await self.stop()
+        except BaseException as error:
+            await self._give_up(error)
             raise
         log.info("started", roles=sorted(config.roles), cluster=meta.cluster_id)
+
+    async def _give_up(self, error: BaseException) -> None:
+        """Stop what the start has begun."""
+        self.has_failed = True
+        if isinstance(error, asyncio.CancelledError):
+            # A thread may write there still: the directories stay locked until the process ends.
+            await self._stop_parts()
+        else:
+            await self.stop()
 
     def _links(self) -> frozenset[str]:
         """The connections by which other controllers are heard."""
@@ -191,12 +202,15 @@ class Node:
 
     async def stop(self) -> None:
         """Stop the broker, then the controller that it needs for its farewell."""
-        if self._health is not None:
-            self._health.stopping()
-        await stop_all(self._undo, asyncio.get_running_loop().time() + self.stop_timeout_s)
+        await self._stop_parts()
         for descriptor in self._locks:
             os.close(descriptor)
         self._locks.clear()
+
+    async def _stop_parts(self) -> None:
+        if self._health is not None:
+            self._health.stopping()
+        await stop_all(self._undo, asyncio.get_running_loop().time() + self.stop_timeout_s)
 
     async def _stop_broker(self) -> None:
         assert self._broker is not None

@@ -78,7 +78,7 @@ class Rollable:
         The picture has all that was decided before the question. By an older one, of before a drain
         or a death, two nodes could both be told that they may stop.
         """
-        quorum, decided = await self._quorum()
+        quorum, epoch, decided = await self._quorum()
         if self._picture is None:
             return judge(self._node_id, (), (), quorum)
         await self._picture.wait_for_index(decided, _NEWS_MS)
@@ -88,10 +88,11 @@ class Rollable:
             return RollVerdict(
                 [f"node {self._node_id} has not heard of the metadata yet; next: ask again"]
             )
-        if known < decided:
+        if known < decided or image.controller_epoch < epoch:
             behind = (
-                f"node {self._node_id} knows of the metadata up to index {known}, and they have "
-                f"changed up to {decided}; next: ask again; if it stays behind, see its log"
+                f"node {self._node_id} knows of the metadata up to index {known} of controller "
+                f"epoch {image.controller_epoch}, and they have changed up to {decided} of "
+                f"{epoch}; next: ask again; if it stays behind, see its log"
             )
             return RollVerdict([behind])
         # Before the partitions, which are collected in slices: what these miss can only be newer.
@@ -99,13 +100,17 @@ class Rollable:
         partitions = await self._partitions(image)
         return judge(self._node_id, partitions, brokers, quorum)
 
-    async def _quorum(self) -> tuple[QuorumStanding, int]:
-        """How the controllers stand, and up to where the metadata were changed by then."""
+    async def _quorum(self) -> tuple[QuorumStanding, int, int]:
+        """How the controllers stand; the epoch and the index up to which they had decided then.
+
+        A picture of a lesser epoch may be of a history that was given up, whatever its index.
+        """
         try:
             quorum = await self._describe_quorum(QUORUM_MS)
         except PenstockError as error:
-            return QuorumStanding((), error.message.partition("; next: ")[0]), 0
-        return quorum_standing(quorum), quorum.metadata_index
+            return QuorumStanding((), error.message.partition("; next: ")[0]), 0, 0
+        epoch = quorum.term if quorum.confirmed else 0
+        return quorum_standing(quorum), epoch, quorum.metadata_index
 
     async def _partitions(self, image: MetadataImage) -> list[PartitionStanding]:
         """Those with a replica here, collected so that the loop's other work has its turn."""

@@ -13,6 +13,7 @@ import structlog
 log = structlog.get_logger()
 
 _LOOK_S: Final = 1.0
+_STATUS_CHARACTERS: Final = 800
 _PATS_A_WATCHDOG: Final = 3
 """So often within the watchdog's time: one or two may come late on a busy machine."""
 
@@ -28,25 +29,32 @@ class ServiceManager:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
         self._watchdog_s = _watchdog_s(environment) if self._address else 0.0
+        # Made now: a node that is out of descriptors serves, and must not be taken for hung.
+        self._socket = _open() if self._address else None
         self._due: list[str] = []  # Words of which none may be lost, and that were not taken yet.
         self._is_ready = False
         self._told_status = ""
+
+    def close(self) -> None:
+        """Nothing more will be told."""
+        if self._socket is not None:
+            self._socket.close()
 
     @property
     def pause_s(self) -> float:
         """How long ``keep_told`` pauses."""
         return min(_LOOK_S, self._watchdog_s / _PATS_A_WATCHDOG) if self._watchdog_s else _LOOK_S
 
-    def ready(self, status: str) -> None:
+    def ready(self, status: Callable[[], str]) -> None:
         """The node has started, and whoever waits for that may go on."""
         self._is_ready = True
         self._due.append("READY=1")
-        self._tell(status)
+        self._tell(_asked(status), pats=self._watchdog_s > 0)
 
     def stopping(self, status: str) -> None:
-        """The node is about to stop."""
+        """The node is about to stop. Its loop is watched in that, too."""
         self._due.append("STOPPING=1")
-        self._tell(status)
+        self._tell(status, pats=self._is_ready and self._watchdog_s > 0)
 
     def failed(self, why: str) -> None:
         """The node ends for this reason, which stays to be read."""
@@ -62,13 +70,36 @@ class ServiceManager:
             await asyncio.sleep(self.pause_s)
 
     def _tell(self, status: str, *, pats: bool = False) -> None:
-        status = status.replace("\n", " ")
+        """Raises nothing: a word that can't be told must not keep a node from anything."""
+        status = _fit(status)
         words = [*self._due, *(["WATCHDOG=1"] if pats else [])]
         if status != self._told_status:
             words.append(f"STATUS={status}")
-        if words and self._address and _is_sent(self._address, "\n".join(words)):
+        if words and self._is_sent("\n".join(words)):
             self._due.clear()
             self._told_status = status
+
+    def _is_sent(self, message: str) -> bool:
+        if self._socket is None:
+            return False
+        try:
+            self._socket.sendto(message.encode(), self._address)
+        except OSError:
+            return False
+        return True
+
+
+def _open() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    # A manager that does not read must not hold up the loop.
+    made.setblocking(False)
+    return made
+
+
+def _fit(status: str) -> str:
+    """One line, of what any manager takes: systemd throws whole messages of 4,096 bytes away."""
+    line = "".join(letter if letter.isprintable() else " " for letter in status)
+    return line if len(line) <= _STATUS_CHARACTERS else f"{line[: _STATUS_CHARACTERS - 1]}…"
 
 
 def _asked(status: Callable[[], str]) -> str:
@@ -78,18 +109,6 @@ def _asked(status: Callable[[], str]) -> str:
     except Exception:
         log.exception("the node does not know how it is")
         return "the node does not know how it is; see its log"
-
-
-def _is_sent(address: str, message: str) -> bool:
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
-            # A manager that does not read must not hold up the loop.
-            to.setblocking(False)
-            to.connect(address)
-            to.send(message.encode())
-    except OSError:
-        return False
-    return True
 
 
 def _address(named: str) -> str:

@@ -51,7 +51,9 @@ class ForcedEnd:
         self._timer: threading.Timer | None = None
 
     def by(self, timeout_s: float) -> None:
-        """End it in so long, unless that is called off. To be called once."""
+        """End it in so long, unless that is called off. The first call counts."""
+        if self._timer is not None:
+            return
         self._timer = threading.Timer(timeout_s, self._end, (timeout_s,))
         self._timer.daemon = True
         self._timer.start()

@@ -100,7 +100,14 @@ def reasons_now(admin: AdminClient, node: int) -> list[str]:
     known = {broker.node_id for broker in cluster.brokers}
     if node not in known | {voter.node_id for voter in quorum.voters}:
         raise BrokerIdNotRegisteredError.among(node, known)
-    topics = admin.list_topics(include_internal=True, since_index=quorum.metadata_index)
+    if quorum.confirmed and cluster.controller_epoch < quorum.term:
+        behind = (
+            f"broker {cluster.answered_by} knows of the metadata of controller epoch "
+            f"{cluster.controller_epoch}, and the present one is {quorum.term}; next: ask again; "
+            "if it stays behind, see its log"
+        )
+        return [behind]
+    topics = admin.list_topics(include_internal=True, since_index=cluster.metadata_index)
     return why_not_roll(
         node,
         [standing for topic in topics for standing in partition_standings(topic)],

@@ -91,11 +91,12 @@ class AdminCalls:
     def _knowing(self, since_index: int, judge: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """``judge`` of answers by brokers that know of the metadata up to ``since_index``.
 
-        Another answer raises NetworkError, and who gave it is not asked first again.
+        Another answer raises NetworkError, and who gave it is not preferred any more.
         """
         wanted = arguments.whole_number("since_index", since_index, 0, arguments.MAX_INT64)
 
         def judged(answer: Any) -> Any:
+            found = judge(answer)
             if answer.metadata_index < wanted:
                 who = self._cluster.doubt_last()
                 raise NetworkError(
@@ -104,7 +105,7 @@ class AdminCalls:
                     "again; if it stays behind, see whether it reaches the controllers (`penstock "
                     "doctor`, and its log)"
                 )
-            return judge(answer)
+            return found
 
         return judged
 

@@ -297,7 +297,7 @@ class QuorumDescription:
     last_index: int = -1
     catching_up: QuorumVoter | None = None
     metadata_index: int = 0
-    """The last change of the metadata that brokers are told of; 0 where that is not told."""
+    """The last change of the metadata that brokers are told of; 0 of what is not ``confirmed``."""
 
     @property
     def tolerated_losses(self) -> int:

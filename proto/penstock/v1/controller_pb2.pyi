@@ -586,9 +586,9 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     role: global___QuorumRole.ValueType
     """What the answering controller is in its term."""
     metadata_index: builtins.int
-    """The last change of the metadata that brokers are told of, where the answering controller is the
-    active one and confirmed: a broker whose metadata_index is less knows of less than was decided.
-    0: it is not, or its software is of before.
+    """The last change of the metadata that brokers are told of, where the answer is confirmed: a broker
+    whose metadata_index is less knows of less than was decided, and so does one whose
+    controller_epoch is less than the term. 0: it is not confirmed, or by software of before.
     """
     supported_metadata_version: builtins.int
     """The newest feature level that its software knows."""

@@ -40,6 +40,11 @@ class ChangeLog:
         self._floor = (0, 0)  # Index and epoch of the last change before the first entry.
 
     @property
+    def last_index(self) -> int:
+        """The index of the last change that was told."""
+        return self._last()[0]
+
+    @property
     def end(self) -> int:
         """The position of what will be appended next."""
         return self._end

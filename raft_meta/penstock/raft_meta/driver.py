@@ -122,14 +122,20 @@ class VoterThread:
         try:
             voter = self._make_voter(time.monotonic())
         except BaseException as error:
-            self._ready.set_exception(error)
+            if self._is_awaited():
+                self._ready.set_exception(error)
             return
-        self._ready.set_result(None)
+        if self._is_awaited():
+            self._ready.set_result(None)
         try:
             self._drive(voter)
             voter.close()
         except BaseException as error:
             self._on_failed(error)
+
+    def _is_awaited(self) -> bool:
+        """From here on whoever started the thread cannot give up waiting any more."""
+        return self._ready.set_running_or_notify_cancel()
 
     def _drive(self, voter: Voter) -> None:
         while True:

@@ -102,6 +102,11 @@ class MetadataFeed:
         self._watchers: set[Watcher] = set()
         self._closed = False
 
+    @property
+    def told_index(self) -> int:
+        """The index of the last change that watchers are told of."""
+        return self._log.last_index
+
     def subscribe(self, known_index: int = 0, known_epoch: int = 0) -> Watcher:
         """A new stream; unsubscribe it in the end.
 

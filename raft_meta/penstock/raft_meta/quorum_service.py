@@ -27,8 +27,7 @@ _ROLES: Final = {
 class QuorumServicer:
     """Who votes, and how far everybody is. One event loop.
 
-    ``told_index`` is the index of the last change that brokers are told of; 0 of a controller that
-    is not the active one.
+    ``told_index`` is the index of the last change that those who follow the metadata are told of.
     """
 
     def __init__(

@@ -150,10 +150,11 @@ class RaftQuorum:
         self._running = True
         try:
             await asyncio.wrap_future(self._thread.start())
-        except BaseException:
+        except BaseException as error:
             self._running = False
             self._thread.stop()
-            os.close(self._lock)
+            if not isinstance(error, asyncio.CancelledError):  # Else it may be opening it still.
+                os.close(self._lock)
             raise
         self.link.start(self._directory_id)
         self._thread.submit(lambda _voter, _now_s: None)  # What the disk held becomes events.

@@ -53,7 +53,7 @@ class ControllerServicer(QuorumServicer, controller_pb2_grpc.ControllerServicer)
         quorum: Quorum,
         node: NodeReports,
     ) -> None:
-        super().__init__(config, quorum, lambda: shell.changed_index if shell.is_active else 0)
+        super().__init__(config, quorum, lambda: shell.feed.told_index)
         self._shell = shell
         self._node = node
 

@@ -69,7 +69,8 @@ def test_start_stop_and_how_it_is_in_between(manager: Manager, tmp_path: Path) -
         )
         cluster.nodes[2].start()
         cluster.nodes[3].start()
-        wait_until(lambda: manager.states.count("STATUS=the node serves") >= 3, "all serve")
+        cluster.wait_ready()
+        wait_until(lambda: "STATUS=the node serves" in manager.heard, "they serve")
         before = manager.pats
         wait_until(lambda: manager.pats > before + 3, "their loops turn")
         manager.heard.clear()

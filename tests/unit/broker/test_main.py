@@ -13,12 +13,14 @@ import pytest
 from penstock.broker import __main__ as main
 from penstock.broker.service_manager import ServiceManager
 from penstock.broker.stopping import ForcedEnd
+from penstock.wire.errors import DataDirectoryError
 
 
 class PaperNode:
     """Stops at once, and leaves a call that ends a few turns of the loop later, as gRPC does."""
 
     stop_timeout_s = 1.0
+    has_failed = False
 
     ended: list[str]
 
@@ -113,3 +115,31 @@ def test_a_start_is_given_up_when_the_node_is_to_stop(
     else:
         # At once, for the thread that it waited for would keep the interpreter.
         assert (PaperNode.ended, end.told) == (["start"], [bound, ("now", 0)])
+
+
+class FailingNode(PaperNode):
+    """Is told to stop while it clears up what its failed start has begun."""
+
+    async def start(self) -> None:
+        PaperNode.ended = []
+        try:
+            raise DataDirectoryError("the disk is gone")
+        except DataDirectoryError:
+            self.has_failed = True
+            signal.raise_signal(signal.SIGTERM)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            PaperNode.ended.append("cleared up")
+            raise
+
+
+def test_a_start_that_failed_is_told_of_though_it_is_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config: Any = None
+    monkeypatch.setattr(main, "Node", FailingNode)
+    end = End()
+    with pytest.raises(DataDirectoryError, match="the disk is gone"):
+        serve(config, end)
+    assert PaperNode.ended == ["cleared up"]
+    assert end.told == [("by", FailingNode.stop_timeout_s + main._FORCE_S)]

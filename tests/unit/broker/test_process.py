@@ -34,6 +34,7 @@ async def test_no_thread_keeps_the_event_loop_waiting_for_long(
         """A node that is stopped as soon as it runs."""
 
         stop_timeout_s = 1.0
+        has_failed = False
 
         def __init__(self, config: NodeConfig) -> None:
             pass

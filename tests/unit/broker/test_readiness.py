@@ -124,12 +124,14 @@ class Told:
         self.image.apply(
             MetadataDelta(
                 index=7,
+                controller_epoch=4,
                 snapshot=True,
                 brokers=brokers,
                 topics=[TopicRecord(name="t", topic_id=b"t" * 16)],
                 partitions=[partition],
             )
         )
+        self.term, self.decided = 4, 8
         self.news = asyncio.Event()
         self.waits: list[tuple[int, int]] = []
         self.waited = asyncio.Event()
@@ -142,12 +144,13 @@ class Told:
 
     async def describe(self, _timeout_ms: int) -> DescribeQuorumResponse:
         answer = quorum()
-        answer.metadata_index = 8
+        answer.metadata_index = self.decided
+        answer.term = self.term
         return answer
 
     def hear(self) -> None:
         fenced = BrokerRecord(node_id=3, broker_epoch=3, fenced=True)
-        self.image.apply(MetadataDelta(index=8, brokers=[fenced]))
+        self.image.apply(MetadataDelta(index=8, controller_epoch=4, brokers=[fenced]))
         self.news.set()
 
 
@@ -166,5 +169,16 @@ async def test_a_node_that_hears_nothing_more_is_not_believed() -> None:
     told.news.set()  # The time is up.
     verdict = await told.rollable.verdict()
     [reason] = verdict.reasons
-    assert "up to index 7, and they have changed up to 8; next: ask again" in reason
+    assert "up to index 7 of controller epoch 4, and they have changed up to 8 of 4;" in reason
     assert verdict.passes
+
+
+async def test_a_picture_of_another_epoch_is_not_believed_whatever_its_index() -> None:
+    # A leader that has not taken over yet; or the picture's history was given up.
+    told = Told()
+    told.news.set()
+    told.term, told.decided = 5, 3
+    [reason] = (await told.rollable.verdict()).reasons
+    assert "up to index 7 of controller epoch 4, and they have changed up to 3 of 5" in reason
+    told.term, told.decided = 4, 7
+    assert (await told.rollable.verdict()).reasons == []

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -45,9 +45,24 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
     made.close()
 
 
-def test_start_stop_and_failure_are_told_with_how_it_is(listener: Listener) -> None:
-    manager = ServiceManager({"NOTIFY_SOCKET": listener.address})
-    manager.ready("it serves")
+Make = Callable[[dict[str, str]], ServiceManager]
+
+
+@pytest.fixture
+def made() -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def make(environment: dict[str, str]) -> ServiceManager:
+            manager = ServiceManager(environment)
+            stack.callback(manager.close)
+            return manager
+
+        yield make
+
+
+def test_start_stop_and_failure_are_told_with_how_it_is(made: Make, listener: Listener) -> None:
+    manager = made({"NOTIFY_SOCKET": listener.address})
+    manager.ready(lambda: "it serves")
     manager.stopping("it stops")
     manager.failed("the disk\nis gone")
     assert [listener.next() for _ in range(3)] == [
@@ -76,10 +91,12 @@ class Told:
 WATCHED = {"WATCHDOG_USEC": "30000"}
 
 
-async def test_the_loop_and_what_has_changed_are_told_again_and_again(listener: Listener) -> None:
-    manager = ServiceManager({"NOTIFY_SOCKET": listener.address, **WATCHED})
+async def test_the_loop_and_what_has_changed_are_told_again_and_again(
+    made: Make, listener: Listener
+) -> None:
+    manager = made({"NOTIFY_SOCKET": listener.address, **WATCHED})
     assert manager.pause_s == pytest.approx(0.01)
-    manager.ready("it serves")
+    manager.ready(lambda: "it serves")
     states = iter(["it serves", "it serves", "it\nhas lost its leader"])
     async with Told(manager, lambda: next(states, "it serves")):
         heard = [await asyncio.to_thread(listener.next) for _ in range(5)]
@@ -91,18 +108,45 @@ async def test_the_loop_and_what_has_changed_are_told_again_and_again(listener: 
     ]
 
 
-async def test_nobody_is_to_watch_a_start(listener: Listener) -> None:
-    manager = ServiceManager({"NOTIFY_SOCKET": listener.address, **WATCHED})
+async def test_nobody_is_to_watch_a_start(made: Make, listener: Listener) -> None:
+    manager = made({"NOTIFY_SOCKET": listener.address, **WATCHED})
     states = iter(["it starts", "it starts", "it starts", "it recovers"])
     async with Told(manager, lambda: next(states, "it recovers")):
         heard = [await asyncio.to_thread(listener.next) for _ in range(2)]
     assert heard == [["STATUS=it starts"], ["STATUS=it recovers"]]
 
 
-async def test_a_word_that_was_not_taken_is_told_again(listener: Listener) -> None:
-    manager = ServiceManager({"NOTIFY_SOCKET": listener.address, **WATCHED})
+def test_a_stop_is_watched_from_its_first_word(made: Make, listener: Listener) -> None:
+    manager = made({"NOTIFY_SOCKET": listener.address, **WATCHED})
+    manager.ready(lambda: "it serves")
+    manager.stopping("it stops")
+    listener.next()
+    assert listener.next() == ["STOPPING=1", "WATCHDOG=1", "STATUS=it stops"]
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("x" * 4_096, "x" * 799 + "…"),
+        ("x" * 1_000_000, "x" * 799 + "…"),
+        ("a\nb\rc\0d", "a b c d"),
+        # As paths have it that are no UTF-8.
+        ("/disks/\udcff/logs", "/disks/ /logs"),
+    ],
+    ids=["a message that systemd ignores", "more than a socket takes", "lines", "no text"],
+)
+def test_a_status_fits_whatever_it_is_made_of(
+    made: Make, listener: Listener, status: str, told: str
+) -> None:
+    manager = made({"NOTIFY_SOCKET": listener.address})
+    manager.ready(lambda: status)
+    assert listener.next() == ["READY=1", f"STATUS={told}"]
+
+
+async def test_a_word_that_was_not_taken_is_told_again(made: Make, listener: Listener) -> None:
+    manager = made({"NOTIFY_SOCKET": listener.address, **WATCHED})
     listener.fill()
-    manager.ready("it serves")
+    manager.ready(lambda: "it serves")
     async with Told(manager, lambda: "it serves"):
         while (heard := await asyncio.to_thread(listener.next)) == ["noise"]:
             pass
@@ -110,9 +154,9 @@ async def test_a_word_that_was_not_taken_is_told_again(listener: Listener) -> No
         assert await asyncio.to_thread(listener.next) == ["WATCHDOG=1"]
 
 
-async def test_who_does_not_know_how_it_is_lives(listener: Listener) -> None:
-    manager = ServiceManager({"NOTIFY_SOCKET": listener.address, **WATCHED})
-    manager.ready("it serves")
+async def test_who_does_not_know_how_it_is_lives(made: Make, listener: Listener) -> None:
+    manager = made({"NOTIFY_SOCKET": listener.address, **WATCHED})
+    manager.ready(lambda: "it serves")
     async with Told(manager, lambda: str(1 / 0)):
         heard = [await asyncio.to_thread(listener.next) for _ in range(3)]
     assert heard[1:] == [
@@ -135,30 +179,30 @@ async def test_who_does_not_know_how_it_is_lives(listener: Listener) -> None:
     ],
 )
 def test_several_pats_come_within_the_watchdogs_time(
-    environment: dict[str, str], pause_s: float
+    made: Make, environment: dict[str, str], pause_s: float
 ) -> None:
-    assert ServiceManager({"NOTIFY_SOCKET": "/n", **environment}).pause_s == pause_s
+    assert made({"NOTIFY_SOCKET": "/n", **environment}).pause_s == pause_s
 
 
-async def test_who_has_no_manager_tells_nobody() -> None:
-    manager = ServiceManager({"WATCHDOG_USEC": "1000"})
-    manager.ready("it serves")
+async def test_who_has_no_manager_tells_nobody(made: Make) -> None:
+    manager = made({"WATCHDOG_USEC": "1000"})
+    manager.ready(lambda: "it serves")
     await manager.keep_told(lambda: "nobody asks")
     manager.stopping("it stops")
 
 
 async def test_a_manager_that_is_gone_or_does_not_read_holds_nothing_up(
-    listener: Listener, tmp_path: Path
+    made: Make, listener: Listener, tmp_path: Path
 ) -> None:
-    ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "nowhere")}).ready("it serves")
+    made({"NOTIFY_SOCKET": str(tmp_path / "nowhere")}).ready(lambda: "it serves")
     listener.fill()
-    ServiceManager({"NOTIFY_SOCKET": listener.address}).ready("it serves")
+    made({"NOTIFY_SOCKET": listener.address}).ready(lambda: "it serves")
 
 
-def test_an_abstract_address(tmp_path: Path) -> None:
+def test_an_abstract_address(made: Make, tmp_path: Path) -> None:
     name = f"penstock-{os.getpid()}-{tmp_path.name}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(f"\0{name}")
         heard.settimeout(10)
-        ServiceManager({"NOTIFY_SOCKET": f"@{name}"}).ready("")
+        made({"NOTIFY_SOCKET": f"@{name}"}).ready(lambda: "")
         assert heard.recv(100) == b"READY=1"

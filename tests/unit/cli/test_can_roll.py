@@ -101,7 +101,8 @@ def test_an_outage_that_outlasts_the_wait_is_the_error(monkeypatch: pytest.Monke
 class Lagging:
     """What is asked first, and up to where the rest is to be known."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int = 4) -> None:
+        self.epoch = epoch
         self.asked: list[tuple[str, int]] = []
 
     def describe_quorum(self) -> QuorumDescription:
@@ -111,7 +112,7 @@ class Lagging:
 
     def describe_cluster(self, *, since_index: int = 0) -> ClusterDescription:
         self.asked.append(("cluster", since_index))
-        return ClusterDescription("c", 1, 4, since_index, (), 1)
+        return ClusterDescription("c", 1, self.epoch, since_index + 1, (), 3)
 
     def list_topics(
         self, *, include_internal: bool = False, since_index: int = 0
@@ -124,4 +125,11 @@ class Lagging:
 def test_it_goes_by_all_that_was_decided_before() -> None:
     admin = Lagging()
     assert can_roll.reasons_now(admin, 2) == []  # type: ignore[arg-type]  # What it asks for.
-    assert admin.asked == [("quorum", 0), ("cluster", 8), ("topics", 8)]
+    # The partitions are no older than the brokers.
+    assert admin.asked == [("quorum", 0), ("cluster", 8), ("topics", 9)]
+
+
+def test_what_another_epoch_decided_is_not_believed() -> None:
+    [reason] = can_roll.reasons_now(Lagging(epoch=3), 2)  # type: ignore[arg-type]
+    assert "broker 3 knows of the metadata of controller epoch 3" in reason
+    assert "the present one is 4; next: ask again" in reason

@@ -268,3 +268,14 @@ async def test_all_watchers_are_sent_the_same_bytes(world):
     world.change()
     one, other = [await asyncio.wait_for(anext(stream), 5) for stream in streams]
     assert one.data is other.data
+
+
+def test_the_last_change_that_is_told_is_known_whatever_else_is_said(world: World) -> None:
+    assert world.feed.told_index == 0
+    world.change()
+    world.change()
+    world.active = 2
+    world.feed.changed(None)  # Where the active controller is, which is no change of the metadata.
+    assert world.feed.told_index == 2
+    world.feed.replaced(90, 4)
+    assert world.feed.told_index == 90
