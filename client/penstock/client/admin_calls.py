@@ -97,7 +97,8 @@ class AdminCalls:
 
         def judged(answer: Any) -> Any:
             found = judge(answer)
-            if answer.metadata_index < wanted:
+            # One that has heard of nothing has -1, and is asked what it knows all the same.
+            if 0 < wanted > answer.metadata_index:
                 who = self._cluster.doubt_last()
                 raise NetworkError(
                     f"the broker at {who} knows of the metadata up to index "

@@ -105,6 +105,10 @@ async def test_a_broker_that_lags_is_not_believed(cluster: FakeCluster) -> None:
         for _ in range(5):
             assert (await admin.describe_cluster(since_index=index)).answered_by == 3
             await asyncio.wait_for(admin.list_topics(since_index=index), 10)
+    cluster.nodes[3].lag_entries = index + 1
+    async with AsyncAdminClient([f"127.0.0.1:{cluster.nodes[3].port}"]) as admin:
+        described = await asyncio.wait_for(admin.describe_cluster(), 10)
+        assert described.metadata_index == -1, "whoever wants nothing of it is told what it knows"
     cluster.nodes[3].lag_entries = 1
     async with AsyncAdminClient(cluster.bootstrap, default_api_timeout_ms=300) as admin:
         assert len((await admin.describe_cluster(since_index=index - 1)).brokers) == 3
