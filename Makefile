@@ -164,11 +164,11 @@ bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who
 
 # --- Checking -------------------------------------------------------------------------------------
 
-# Three parts at a time: each waits now and then, for a disk, a heartbeat or a restart, and two leave
-# a fifth of two cores idle. The longest come first, so that none is left to run alone for long. A part
-# that fails does not keep the others from being run.
+# Two parts at a time, for there are tests with time limits in all of them, and machines with two
+# cores; the longest come first, so that none is left to run alone for long. A part that fails does
+# not keep the others from being run.
 test: lint types ## Run every check and test there is
-	@$(MAKE) --keep-going --jobs=3 --output-sync=target test-integration-clients test-unit test-pipeline-queries \
+	@$(MAKE) --keep-going --jobs=2 --output-sync=target test-integration-clients test-unit test-pipeline-queries \
 		test-pipeline-programs test-integration-brokers test-simulation
 
 lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code

@@ -47,6 +47,38 @@ def test_rows_become_pandas_without_a_warning(spark: SparkSession) -> None:
     assert spark.sql("select 1 as one, array('a') as names").toPandas().one.tolist() == [1]
 
 
+_LOSES_FILES = """
+import sys, time
+from pathlib import Path
+from penstock.pipeline import session
+local = Path(sys.argv[1])
+spark = session(settings={
+    "spark.local.dir": str(local), "spark.driver.memory": "600m",
+    "spark.executor.heartbeatInterval": "50ms",
+})
+pairs = spark.sparkContext.parallelize([(n % 5, 1) for n in range(100)], 2)
+counted = pairs.reduceByKey(lambda one, other: one + other, 2)
+before = counted.collect()
+files = list(local.rglob("shuffle_*"))
+for file in files:
+    file.unlink()
+assert files and sorted(counted.collect()) == sorted(before)
+time.sleep(6)  # Twice the 60 heartbeats after which Spark would end.
+print(spark.range(7).count())
+spark.stop()
+"""
+
+
+def test_who_lost_shuffled_files_lives_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOSES_FILES, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["7"], done.stderr[-4000:]
+
+
 def test_spark_runs_on_the_java_that_comes_by_pip(tmp_path: Path) -> None:
     program = (
         "from penstock.pipeline import session\n"

@@ -55,6 +55,9 @@ _ON_ONE_MACHINE: Final = {
     # heartbeats, refused from then on, end it ten minutes later. It must not be below
     # spark.network.timeoutInterval (one minute) and spark.executor.heartbeatInterval (10 s).
     "spark.storage.blockManagerHeartbeatTimeoutMs": str(60 * 60 * 1000),
+    # Likewise once a shuffle's file is gone, as by who cleans up /tmp: Spark makes it anew, takes
+    # its executor for lost, and by default ends the process when 60 heartbeats were refused.
+    "spark.executor.heartbeat.maxFailures": str(2**31 - 1),
 }
 
 
@@ -64,9 +67,9 @@ def settings(
     """What ``session`` sets, as Spark's settings: for spark-defaults.conf and spark-submit --conf.
 
     With ``more`` over them. Only a local ``master`` ("local", "local[N]", "local[N,ATTEMPTS]")
-    is held to the loopback interface, goes without the web page, outlives a stall of up to an hour,
-    and shuffles into as many partitions as it has cores: into Spark's 200 it would mostly start
-    tasks.
+    is held to the loopback interface, has no web page, outlives a stall of up to an hour and the
+    loss of shuffled files, and shuffles into as many partitions as it has cores: into Spark's 200
+    it would mostly start tasks.
     """
     values = {"spark.master": master, **_EVERYWHERE}
     if (local := _LOCAL.fullmatch(master)) is not None:

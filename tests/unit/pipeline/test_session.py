@@ -23,7 +23,9 @@ def test_only_a_local_master_outlives_a_long_stall() -> None:
     """It would give up on the executor that it is itself, and end ten minutes later."""
     expiry = "spark.storage.blockManagerHeartbeatTimeoutMs"
     assert int(settings(master="local[2]")[expiry]) == 60 * 60 * 1000
-    assert expiry not in settings(master="spark://host:7077")
+    failures = "spark.executor.heartbeat.maxFailures"
+    assert int(settings(master="local")[failures]) == 2**31 - 1
+    assert settings(master="spark://host:7077").keys().isdisjoint({expiry, failures})
 
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "k8s://https://host", "yarn"])
