@@ -85,7 +85,7 @@ def test_a_start_that_takes_long_is_ended_when_it_is_to_be(
 ) -> None:
     cluster = Cluster(tmp_path, 1)
     node = cluster.nodes[1]
-    node.module = "tests.integration.operating.slow_start"
+    node.module = "tests.integration.broker.run_long_recovery"
     try:
         node.start()
         starts = "STATUS=the node starts: it opens its directories and recovers its logs"
