@@ -307,3 +307,27 @@ def test_metrics_and_the_doctor_work_under_tls_without_an_http_port(tmp_path: Pa
         assert [entry["node"]["node_id"] for entry in nodes] == [1, 2, 3]
     finally:
         dev.close()
+
+
+def test_controllers_tell_up_to_where_brokers_are_told(three: Operator) -> None:
+    with AdminClient(three.cluster.bootstrap) as admin:
+        before = admin.describe_quorum()
+        assert before.confirmed
+        admin.create_topic("t", 1, 3)
+        # The leader dies, and the next one says what was decided before it.
+        decided = admin.describe_quorum().metadata_index
+        assert decided > before.metadata_index > 0
+        three.cluster.nodes[before.leader_id].kill()
+        answers = []
+
+        def is_led() -> bool:
+            answers.append(admin.describe_quorum())
+            return answers[-1].confirmed
+
+        wait_until(is_led, "another one leads", 60)
+        after = answers[-1]
+        assert after.metadata_index >= decided
+        # No broker waits for what it will never be told of.
+        cluster = admin.describe_cluster(since_index=after.metadata_index)
+        assert cluster.metadata_index >= after.metadata_index
+        assert [topic.name for topic in admin.list_topics(since_index=decided)] == ["t"]
